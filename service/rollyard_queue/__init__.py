@@ -1,0 +1,1 @@
+"""The queue: its contract, its Lua scripts, and the Redis/Valkey implementation."""

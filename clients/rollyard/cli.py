@@ -1,0 +1,282 @@
+"""The ``rollyard`` command.
+
+Service and sandbox are other processes, reached by ``python -m``; what one command alone needs is
+imported in it, so that a missing extra is a line to read, not a traceback, and the rest is quick.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+from rollyard._cli_serve import exec_module, missing_extra, run_up
+from rollyard._up import Plan
+from rollyard._version import __version__
+
+try:
+    from cyclopts import App, CycloptsError, Parameter
+except ImportError:
+    sys.stderr.write(missing_extra("cli") + "\n")
+    raise SystemExit(3) from None
+
+USAGE, OURS, INTERRUPTED = 2, 3, 130
+
+_HELP = """Run the Python that RL rollouts write: jailed, batched, truthful about what happened.
+
+Exit codes of every command: 0 done; 2 wrong usage; 3 a fault on our side (no service, a missing
+part, a machine that cannot give a sandbox layer); 130 interrupted. `rollyard run` adds 1: the
+program itself failed.
+"""
+
+app = App(
+    name="rollyard",
+    help=_HELP,
+    help_format="markdown",
+    version=__version__,
+    version_flags=["--version", "-V"],
+)
+
+TemplateName = Literal["auto", "bare", "science"]
+
+
+@app.command
+def up(
+    *,
+    host: Annotated[str, Parameter(env_var="ROLLYARD_HOST")] = "127.0.0.1",
+    port: Annotated[int, Parameter(env_var="ROLLYARD_PORT")] = 8080,
+    redis_url: Annotated[str | None, Parameter(env_var="ROLLYARD_REDIS_URL")] = None,
+    gateways: int = 1,
+    slots: int | None = None,
+    templates: str | None = None,
+    allow_degraded: Annotated[bool, Parameter(negative="")] = False,
+    start_timeout_s: float = 60.0,
+    stop_timeout_s: float = 30.0,
+) -> int:
+    """Start a whole service on this machine and keep it running until Ctrl-C or SIGTERM.
+
+    Starts Valkey (embedded, on a private socket), the gateway and one worker; starts again what
+    crashes; at the end lets running programs finish. A second Ctrl-C does not wait for them.
+
+    Examples:
+
+        rollyard up
+
+        rollyard up --port 9000 --slots 16 --templates bare
+
+        rollyard up --redis-url redis://queue.example:6379/0
+
+    Parameters
+    ----------
+    host
+        Address that the gateway listens at. Beyond loopback it demands ROLLYARD_API_KEYS.
+    port
+        TCP port of the gateway; 0 picks a free one. More gateways take the ports after it.
+    redis_url
+        Use this Redis (7.2 or newer) or Valkey instead of the embedded one: redis://, rediss://
+        or unix:///path.
+    gateways
+        Number of gateway processes.
+    slots
+        Programs that run at once. Default: by the machine's cores.
+    templates
+        Warm interpreters to offer, comma-separated: bare, science. Default: both.
+    allow_degraded
+        Start although this machine cannot give every sandbox layer (see `rollyard doctor`).
+    start_timeout_s
+        Seconds until all must be ready; building the guest image is not counted.
+    stop_timeout_s
+        Seconds that each part has to finish what it holds, before it is killed.
+    """
+    plan = Plan(
+        host=host,
+        port=port,
+        redis_url=redis_url,
+        gateways=gateways,
+        slots=slots,
+        templates=None if templates is None else tuple(templates.split(",")),
+        allow_degraded=allow_degraded,
+        start_timeout_s=start_timeout_s,
+        stop_timeout_s=stop_timeout_s,
+    )
+    return run_up(plan)
+
+
+@app.command
+def gateway(
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    uds: Path | None = None,
+    redis_url: str | None = None,
+) -> NoReturn:
+    """Start one gateway process: the HTTP side of a service whose queue is elsewhere.
+
+    Everything else is set by ROLLYARD_* variables; `rollyard config` lists them.
+
+    Example:
+
+        rollyard gateway --host 127.0.0.1 --port 8080 --redis-url redis://127.0.0.1:6379/0
+
+    Parameters
+    ----------
+    host
+        Address to listen at; beyond loopback ROLLYARD_API_KEYS must be set.
+    port
+        TCP port to listen at.
+    uds
+        Unix socket to listen at, instead of host and port.
+    redis_url
+        The queue's server: redis://host:port/db, rediss://… or unix:///path.
+    """
+    flags = {"--host": host, "--port": port, "--uds": uds, "--redis-url": redis_url}
+    exec_module("rollyard_service", "service", _given(flags))
+
+
+@app.command
+def worker(
+    *,
+    redis_url: str | None = None,
+    slots: int | None = None,
+    templates: str | None = None,
+    allow_degraded: Annotated[bool, Parameter(negative="")] = False,
+) -> NoReturn:
+    """Start one worker: it takes runs from the queue and runs them in jails on this machine.
+
+    Everything else is set by ROLLYARD_* variables; `rollyard config` lists them.
+
+    Example:
+
+        rollyard worker --redis-url redis://127.0.0.1:6379/0 --slots 16
+
+    Parameters
+    ----------
+    redis_url
+        The queue's server: redis://host:port/db, rediss://… or unix:///path.
+    slots
+        Programs that run at once. Default: by the machine's cores.
+    templates
+        Warm interpreters to offer, comma-separated: bare, science. Default: both.
+    allow_degraded
+        Start although this machine cannot give every sandbox layer (see `rollyard doctor`).
+    """
+    flags = _given({"--redis-url": redis_url, "--slots": slots, "--templates": templates})
+    exec_module(
+        "rollyard_sandbox", "sandbox", [*flags, *(["--allow-degraded"] if allow_degraded else [])]
+    )
+
+
+@app.command
+def run(
+    file: str,
+    /,
+    *,
+    stdin: Path | None = None,
+    timeout_s: float = 10.0,
+    memory: str = "512M",
+    template: TemplateName = "auto",
+    url: Annotated[str | None, Parameter(env_var="ROLLYARD_URL")] = None,
+    local: Annotated[bool, Parameter(negative="")] = False,
+    allow_degraded: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Run one program in a jail and print what it prints.
+
+    stdout and stderr are the program's own; one line about the run follows on stderr.
+    Exit codes: 0 outcome ok; 1 the program failed (exception, exit code, signal, a limit);
+    2 wrong usage or a request that the service refuses; 3 a fault on our side; 130 interrupted.
+
+    Examples:
+
+        rollyard run program.py --timeout-s 5 --memory 256M
+
+        echo 'print(6 * 7)' | rollyard run - --local
+
+        rollyard run solve.py --stdin input.txt --json | jq .outcome
+
+    Parameters
+    ----------
+    file
+        The program; - reads it from standard input.
+    stdin
+        File to give to the program as its standard input. Default: empty.
+    timeout_s
+        Wall-clock seconds that the program may take.
+    memory
+        Memory that the whole run may use, such as 256M or 2G (K, M, G are powers of 1024).
+    template
+        Warm interpreter to start from; auto looks at the imports.
+    url
+        The service, http://… or unix:///path. Default: the one of `rollyard up`.
+    local
+        Start a service for this one run, and stop it after.
+    allow_degraded
+        With --local: start although this machine cannot give every sandbox layer.
+    json
+        Print the whole result as one JSON object on stdout, and nothing else.
+    """
+    from rollyard._cli_run import RunOptions, run_program
+
+    options = RunOptions(
+        file=file,
+        stdin=stdin,
+        timeout_s=timeout_s,
+        memory=memory,
+        template=template,
+        url=url,
+        local=local,
+        allow_degraded=allow_degraded,
+        as_json=json,
+    )
+    return run_program(options)
+
+
+@app.command
+def doctor(*, json: Annotated[bool, Parameter(negative="")] = False) -> NoReturn:
+    """Say, layer by layer, what of the sandbox this machine can give.
+
+    Example:
+
+        rollyard doctor --json
+
+    Parameters
+    ----------
+    json
+        Print one JSON object instead of a table.
+    """
+    exec_module("rollyard_sandbox.doctor", "sandbox", ["--json"] if json else [])
+
+
+@app.command
+def config(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Print the settings of gateway and worker that hold here, and where each comes from.
+
+    Secrets are not shown. Settings are ROLLYARD_* environment variables.
+
+    Parameters
+    ----------
+    json
+        Print one JSON object instead of a table.
+    """
+    from rollyard._cli_config import print_config
+
+    return print_config(as_json=json)
+
+
+def _given(flags: dict[str, str | int | Path | None]) -> list[str]:
+    return [
+        word for flag, value in flags.items() if value is not None for word in (flag, str(value))
+    ]
+
+
+def main() -> NoReturn:
+    """Entry point of the ``rollyard`` command."""
+    try:
+        code = app(exit_on_error=False, result_action="return_value")
+    except CycloptsError:
+        sys.exit(USAGE)  # cyclopts has printed what is wrong
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

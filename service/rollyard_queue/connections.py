@@ -1,0 +1,201 @@
+"""Connections to Redis or Valkey: whole commands or a dropped connection, never a half-read one.
+
+redis-py 8 retries a command ten times by default and gives every read five seconds. Here nothing
+is retried, because a script whose answer was lost may have run, and a blocking read has no limit
+but its own.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Protocol, Self, cast
+
+from redis.asyncio import BlockingConnectionPool, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    ClusterError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
+
+from rollyard_queue.base import QueueError, QueueUnavailable
+from rollyard_queue.scripts import Script
+
+type Argument = bytes | str | int | float
+type Answer = int | bytes | list[Answer] | None
+
+COMMAND_TIMEOUT_S = 5.0  # a script over 1,024 runs takes about 10 ms
+CONNECT_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 8  # the server runs one script at a time; more only queue there
+POOL_WAIT_S = 10.0
+BLOCK_MARGIN_S = 5.0  # a blocking read that is this late has lost its server
+
+# Error codes that tell the server's state, and for which redis-py has no class of its own.
+STATE_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ")
+
+
+class Connection(Protocol):
+    """What is used of redis-py's connection, whose own annotations are partial."""
+
+    def pack_commands(self, commands: Sequence[Sequence[Argument]]) -> list[bytes]: ...
+    async def send_packed_command(self, command: list[bytes]) -> None: ...
+    async def read_response(self) -> Answer: ...
+    async def disconnect(self, nowait: bool = False) -> None: ...
+
+
+class _Pool(Protocol):
+    async def get_connection(self) -> Connection: ...
+    async def release(self, connection: Connection) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class _MakePool(Protocol):
+    def __call__(self, url: str, **options: object) -> _Pool: ...
+
+
+class Server:
+    """One server: a few connections for commands, and one more for each blocking read."""
+
+    def __init__(self, commands: _Pool, blocking: _Pool) -> None:
+        self._commands = commands
+        self._blocking = blocking
+        self._in_flight: set[asyncio.Task[Answer]] = set()
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make the pools; nothing is connected yet.
+
+        Raises:
+            ValueError: the URL's scheme is none of redis, rediss and unix.
+        """
+        never = Retry(NoBackoff(), 0)
+        # redis-py leaves its keyword options untyped, and its connections' methods in part.
+        commands = cast("_MakePool", BlockingConnectionPool.from_url)(  # pyright: ignore[reportUnknownMemberType]
+            url,
+            protocol=2,  # the same flat answers from every server
+            retry=never,
+            socket_timeout=COMMAND_TIMEOUT_S,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            max_connections=MAX_CONNECTIONS,
+            timeout=POOL_WAIT_S,
+        )
+        blocking = cast("_MakePool", ConnectionPool.from_url)(  # pyright: ignore[reportUnknownMemberType]
+            url,
+            protocol=2,
+            retry=never,
+            socket_timeout=None,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+        )
+        return cls(commands, blocking)
+
+    async def command(self, *command: Argument) -> Answer:
+        """Run one command to its end, also where the caller is cancelled meanwhile.
+
+        Raises:
+            QueueUnavailable: it may or may not have run.
+            QueueError: the server refused it.
+        """
+        return await self._to_the_end(_once(self._commands, command))
+
+    async def run(
+        self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]
+    ) -> Answer:
+        """Run one script to its end; load it where the server does not know it.
+
+        Raises:
+            QueueUnavailable: it may or may not have run.
+            QueueError: the script failed.
+        """
+        return await self._to_the_end(self._run(script, keys, arguments))
+
+    async def block(self, commands: Sequence[Sequence[Argument]], *, wait_s: float) -> list[Answer]:
+        """Send commands together, the last of which may block for ``wait_s``; all the answers.
+
+        When the caller is cancelled the connection is dropped, and the server forgets the read.
+
+        Raises:
+            QueueUnavailable: no answer came; the commands may or may not have run.
+        """
+        try:
+            async with asyncio.timeout(wait_s + BLOCK_MARGIN_S):
+                connection = await self._blocking.get_connection()
+                try:
+                    await connection.send_packed_command(connection.pack_commands(commands))
+                    return [await connection.read_response() for _ in commands]
+                except BaseException:
+                    await connection.disconnect(nowait=True)
+                    raise
+                finally:
+                    await self._blocking.release(connection)
+        except TimeoutError:
+            raise QueueUnavailable("the queue's server stopped answering") from None
+        except (RedisError, OSError) as error:
+            raise as_queue_error(error) from error
+
+    async def close(self) -> None:
+        """Let commands under way end, then close every connection."""
+        if self._in_flight:
+            await asyncio.wait(self._in_flight)
+        await self._commands.aclose()
+        await self._blocking.aclose()
+
+    async def _to_the_end(self, operation: Coroutine[object, None, Answer]) -> Answer:
+        # Cancelled between request and answer, a claim would leave runs that nobody knows of until
+        # their lease ends; so the task goes on, and only its answer is dropped.
+        task = asyncio.create_task(operation)
+        self._in_flight.add(task)
+        task.add_done_callback(self._forget)
+        try:
+            return await asyncio.shield(task)
+        except (RedisError, OSError) as error:
+            raise as_queue_error(error) from error
+
+    def _forget(self, task: asyncio.Task[Answer]) -> None:
+        self._in_flight.discard(task)
+        if not task.cancelled():
+            task.exception()  # read here, or a cancelled caller leaves a warning behind
+
+    async def _run(
+        self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]
+    ) -> Answer:
+        call = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        try:
+            return await _once(self._commands, call)
+        except NoScriptError:
+            await _once(self._commands, ("SCRIPT", "LOAD", script.source))
+            return await _once(self._commands, call)
+
+
+async def _once(pool: _Pool, command: Sequence[Argument]) -> Answer:
+    connection = await pool.get_connection()
+    try:
+        await connection.send_packed_command(connection.pack_commands((command,)))
+        return await connection.read_response()
+    finally:
+        await pool.release(connection)
+
+
+def as_queue_error(error: Exception) -> QueueError:
+    """Tell a server that is down, full or starting from one that refused the command."""
+    unavailable = (
+        RedisConnectionError,  # also LOADING and refused credentials
+        RedisTimeoutError,
+        OutOfMemoryError,
+        ReadOnlyError,
+        ClusterError,
+        TryAgainError,
+        OSError,
+    )
+    text = str(error) or type(error).__name__
+    if isinstance(error, unavailable) or text.startswith(STATE_CODES):
+        return QueueUnavailable(f"the queue's server is not available: {text}")
+    return QueueError(f"the queue's server refused: {text}")

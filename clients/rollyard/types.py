@@ -6,6 +6,7 @@ One vocabulary everywhere (HTTP, SDK, metrics, logs): *run*, *batch*, *worker*, 
 """
 
 import re
+from base64 import b64decode
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -183,6 +184,15 @@ class RunResult(_Wire):
     @property
     def ok(self) -> bool:
         return self.outcome == "ok"
+
+    def file_bytes(self, path: str) -> bytes:
+        """The content of a returned file, whether it came as text or as base64.
+
+        Raises:
+            KeyError: ``path`` is not in ``files``.
+        """
+        content = self.files[path]
+        return content.encode() if isinstance(content, str) else b64decode(content.base64)
 
     @property
     def is_infra(self) -> bool:

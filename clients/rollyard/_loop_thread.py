@@ -1,0 +1,50 @@
+"""An event loop in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+STOP_TIMEOUT_S = 5.0
+
+
+class LoopThread:
+    """Runs coroutines for other threads. Starts at once; a daemon, so it never blocks exit."""
+
+    def __init__(self) -> None:
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+        async def serve() -> None:
+            stop = asyncio.Event()
+            started.set_result((asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+        # asyncio.run ends what is left and closes connections: see Link.
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(serve()), name="rollyard-client", daemon=True
+        )
+        self._thread.start()
+        self._loop, self._stop = started.result()
+
+    def call(self, coroutine: Coroutine[object, object, T]) -> T:
+        """Run a coroutine and wait for it; an interrupt here cancels it there."""
+        future = self.start(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, coroutine: Coroutine[object, object, T]) -> "Future[T]":
+        """Run a coroutine without waiting."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self) -> None:
+        """End the loop, and wait for it unless called from inside. May be called twice."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(STOP_TIMEOUT_S)

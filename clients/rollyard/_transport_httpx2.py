@@ -1,0 +1,100 @@
+"""The default transport."""
+
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+
+import httpx2
+
+from rollyard._config import ClientConfig
+from rollyard._retry import TransportFault
+from rollyard._transport import (
+    CONNECT_TIMEOUT_S,
+    IDLE_CONNECTION_S,
+    KEEPALIVE_IDLE_S,
+    KEEPALIVE_INTERVAL_S,
+    KEEPALIVE_PROBES,
+    WRITE_TIMEOUT_S,
+    Answer,
+    request_headers,
+)
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        if hasattr(socket, name):  # TCP_KEEPIDLE has another name on macOS
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return options
+
+
+class _Httpx2Answer:
+    def __init__(self, response: httpx2.Response) -> None:
+        self._response = response
+
+    @property
+    def status(self) -> int:
+        return self._response.status_code
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._response.headers
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        # Faults of the body are mapped where the request's are: in request(), around both.
+        async for chunk in self._response.aiter_bytes():
+            yield chunk
+
+
+class Httpx2Transport:
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._client = httpx2.AsyncClient(
+            base_url=config.base_url,
+            follow_redirects=False,
+            trust_env=False,
+            transport=httpx2.AsyncHTTPTransport(
+                uds=config.socket_path,
+                limits=httpx2.Limits(
+                    # The coalescer bounds batches; cancels and stats must not wait behind them.
+                    max_connections=None,
+                    max_keepalive_connections=config.max_connections,
+                    keepalive_expiry=IDLE_CONNECTION_S,
+                ),
+                socket_options=None if config.socket_path else _socket_options(),
+            ),
+        )
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, path: str, body: bytes | None, *, accept: str, read_timeout_s: float
+    ) -> AsyncGenerator[Answer, None]:
+        try:
+            async with self._client.stream(
+                method,
+                path,
+                content=body,
+                headers=request_headers(self._config, accept, body),
+                timeout=httpx2.Timeout(
+                    connect=CONNECT_TIMEOUT_S,
+                    read=read_timeout_s,
+                    write=WRITE_TIMEOUT_S,
+                    pool=None,
+                ),
+            ) as response:
+                yield _Httpx2Answer(response)
+        except (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as error:
+            raise TransportFault(_describe(error, method, path), retry=False) from error
+        except httpx2.HTTPError as error:
+            raise TransportFault(_describe(error, method, path)) from error
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+def _describe(error: httpx2.HTTPError, method: str, path: str) -> str:
+    return f"{method} {path}: {type(error).__name__}: {error}".rstrip(": ")

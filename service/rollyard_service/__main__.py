@@ -1,0 +1,59 @@
+"""``python -m rollyard_service``: one gateway process."""
+
+import argparse
+import os
+import sys
+
+from pydantic import ValidationError
+
+from rollyard_queue.redis import RedisQueue
+from rollyard_service.app import create_app
+from rollyard_service.logs import configure_logs
+from rollyard_service.server import GatewayServer, prepare_socket_path
+from rollyard_service.settings import GatewaySettings
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rollyard_service",
+        description="One gateway process. Everything can be set by ROLLYARD_* in the environment;"
+        " these flags come before it.",
+    )
+    parser.add_argument("--host", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="TCP port, 0 for a free one (8000)")
+    parser.add_argument("--uds", help="Unix socket to listen on instead")
+    parser.add_argument("--redis-url", help="redis://…, rediss://… or unix:///path/to.sock")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until a signal. Exit code 2: the settings are wrong; 1: it could not start."""
+    given = vars(_parser().parse_args(argv))
+    flags = {name: value for name, value in given.items() if value is not None}
+    try:
+        settings = GatewaySettings(**flags)
+        configure_logs(form=settings.log_format, level=settings.log_level)
+        os.umask(0o077)
+        if settings.uds is not None:
+            prepare_socket_path(settings.uds)
+        queue = RedisQueue.from_url(
+            settings.redis_url,
+            name=settings.queue,
+            max_queued=settings.max_queued,
+            max_queued_bytes=settings.max_queued_bytes,
+        )
+        server = GatewayServer(create_app(settings, queue), settings)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            name = ".".join(str(part) for part in problem["loc"])
+            print(f"{name or 'settings'}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+        return 2
+    except (OSError, ValueError) as error:
+        print(f"rollyard_service: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    server.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The application: everything of one gateway process put together."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from rollyard import __version__
+from rollyard_queue.base import Queue, QueueUnavailable
+from rollyard_service import openapi
+from rollyard_service.exchange import Exchange
+from rollyard_service.frontdoor import FrontDoor
+from rollyard_service.intake import Intake
+from rollyard_service.keys import ApiKeys
+from rollyard_service.metrics import Metrics
+from rollyard_service.probes import ProbeRoutes
+from rollyard_service.refusal import Refusal, on_http_exception, on_refusal
+from rollyard_service.routes import RunRoutes, on_client_disconnect
+from rollyard_service.settings import GatewaySettings
+
+
+def create_app(settings: GatewaySettings, queue: Queue) -> FastAPI:
+    """Build the gateway. It uses ``queue`` while its lifespan runs, and closes it at the end.
+
+    ``app.state.exchange`` is the process's :class:`Exchange`; call its stop_calls() to have
+    everything in flight answered at once.
+
+    Raises:
+        OSError, ValueError: the API keys cannot be read.
+    """
+    metrics = Metrics(in_flight=lambda: float(len(exchange)))
+    exchange = Exchange(queue, on_result=metrics.count_result)
+    keys = ApiKeys.from_settings(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        exchange.start()
+        try:
+            yield
+        finally:
+            await exchange.close()
+            with suppress(QueueUnavailable):  # its last word to a queue that is gone
+                await queue.close()
+
+    app = FastAPI(
+        title="Rollyard",
+        version=__version__,
+        summary="Runs the Python that RL rollouts write: jailed, batched, and told truthfully.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.exchange = exchange
+    app.include_router(
+        RunRoutes(
+            queue=queue,
+            exchange=exchange,
+            intake=Intake(ceilings=settings.ceilings, max_wait_s=settings.max_wait_s),
+            max_body_bytes=settings.max_body_bytes,
+        ).router()
+    )
+    app.include_router(ProbeRoutes(queue=queue, exchange=exchange, metrics=metrics).router())
+    app.add_exception_handler(Refusal, on_refusal)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientDisconnect, on_client_disconnect)
+    app.add_middleware(FrontDoor, keys=keys, metrics=metrics)
+    openapi.add_schemas(app)
+    return app

@@ -1,0 +1,70 @@
+"""A request's body, read within bounds before anything is made of it.
+
+Protects against: bodies that are larger than allowed (whether they say so or arrive in chunks),
+compressed ones, and small bodies that a JSON parser turns into gigabytes (``[],[],[],…`` takes
+100 times its size as a tree, measured with pydantic-core 2.50).
+"""
+
+import re
+
+from starlette.requests import ClientDisconnect, Request
+
+from rollyard.types import FieldProblem
+from rollyard_service.refusal import invalid, too_large
+
+DENSE_BYTES = 256 * 1024
+"""Bodies up to this size are parsed as they are: at worst they take some tens of MB."""
+MAX_STRUCTURE_BYTES = 1024 * 1024
+"""Bytes outside strings. 1024 indented runs with every field have about half of it."""
+MAX_STRINGS = 256 * 1024
+"""Strings, names of fields included. 1024 runs with every field and 100 files each fit."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
+    """Return the whole body.
+
+    Raises:
+        Refusal: 413 above ``max_bytes`` (before reading where Content-Length tells), 422 with a
+            Content-Encoding or with more structure than any valid request has.
+        ClientDisconnect: the caller went away while sending.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        message = f"{encoding[:40]!r} is not supported; send the body as it is"
+        raise invalid([FieldProblem(field="content-encoding", message=message)])
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise too_large(max_bytes)
+    chunks: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise too_large(max_bytes)
+        chunks.append(chunk)
+        more = message.get("more_body", False)
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    if size > DENSE_BYTES and not has_sane_structure(body):
+        message = f"more than {MAX_STRUCTURE_BYTES} bytes outside strings or {MAX_STRINGS} strings"
+        raise invalid([FieldProblem(field="", message=message)])
+    return body
+
+
+def has_sane_structure(body: bytes) -> bool:
+    """True when a JSON text has few enough strings and bytes outside strings to be parsed.
+
+    Stops at the first bound that is passed; a body of one large string costs one scan.
+    """
+    structure = end = 0
+    for strings, match in enumerate(_STRING.finditer(body), start=1):
+        structure += match.start() - end
+        end = match.end()
+        if structure > MAX_STRUCTURE_BYTES or strings > MAX_STRINGS:
+            return False
+    return structure + len(body) - end <= MAX_STRUCTURE_BYTES

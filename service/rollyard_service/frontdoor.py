@@ -1,0 +1,78 @@
+"""What every HTTP request passes first: an id, the key, a count, and a net for our own faults."""
+
+import logging
+import re
+from uuid import uuid4
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rollyard_service.keys import ApiKeys
+from rollyard_service.metrics import Metrics
+from rollyard_service.origin import from_foreign_page
+from rollyard_service.refusal import Refusal, internal, response_to, unauthorized
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+"""Answered without a key: probes of an orchestrator have none."""
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
+
+logger = logging.getLogger(__name__)
+
+
+class FrontDoor:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        headers = dict[bytes, bytes](scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
+        scope["request_id"] = request_id.decode()
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope, headers)
+            if refusal is not None:
+                await response_to(refusal, scope)(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
+        except Exception:
+            logger.exception("request.failed", extra={"request_id": scope["request_id"]})
+            if not status:
+                await response_to(internal(), scope)(scope, receive, answer)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            self._metrics.count_request(_known_method(scope["method"]), route, status)
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refusal | None:
+        if scope["path"] in OPEN_PATHS:
+            return None
+        if len(self._keys):
+            if self._keys.accept(headers.get(b"authorization", b"")):
+                return None
+            return unauthorized("send an accepted key as 'Authorization: Bearer <key>'")
+        origin = headers.get(b"origin")
+        host = headers.get(b"host", b"").decode("latin-1")
+        if origin is not None and from_foreign_page(origin.decode("latin-1"), host):
+            return unauthorized("pages of other sites may not use a gateway that has no API keys")
+        return None
+
+
+def _known_method(method: str) -> str:
+    # A label must not take whatever a caller invents.
+    return method if method in ("GET", "POST", "DELETE", "HEAD", "PUT", "OPTIONS") else "other"

@@ -1,0 +1,112 @@
+"""From a body's bytes to runs that the queue takes: the one place where input is validated."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import uuid4
+
+from pydantic import BaseModel, ValidationError
+
+from rollyard.types import BatchRequest, FieldProblem, RunRequest
+from rollyard_queue.records import QueuedRun
+from rollyard_service.ceilings import Ceilings
+from rollyard_service.refusal import invalid
+
+MAX_PROBLEMS = 64
+"""Problems named in one answer; more would only repeat them."""
+MAX_TEXT_CHARS = 300
+"""Characters of a field path or message: both may quote what the caller sent."""
+SLACK_S = 30.0
+"""Seconds on top of a run's own bounds, for start-up, kill and the way back."""
+
+
+class AcceptedRun(NamedTuple):
+    """A valid run, and how long its caller's answer may take."""
+
+    queued: QueuedRun
+    patience_s: float
+
+
+class Intake:
+    """Validates requests against the wire contract and this server's ceilings."""
+
+    def __init__(self, *, ceilings: Ceilings, max_wait_s: float) -> None:
+        self._ceilings = ceilings
+        self._max_wait_s = max_wait_s
+
+    def run(self, body: bytes) -> AcceptedRun:
+        """Take one RunRequest.
+
+        Raises:
+            Refusal: 422, with every malformed field named.
+        """
+        return self._accept([_validated(RunRequest, body)], prefix="")[0]
+
+    def batch(self, body: bytes) -> list[AcceptedRun]:
+        """Take one BatchRequest; runs in the order of the request.
+
+        Raises:
+            Refusal: 422, with every malformed field named, such as ``runs.3.limits.timeout_s``.
+        """
+        return self._accept(_validated(BatchRequest, body).runs, prefix="runs.{}.")
+
+    def _accept(self, runs: Sequence[RunRequest], *, prefix: str) -> list[AcceptedRun]:
+        problems: list[FieldProblem] = []
+        seen: set[str] = set()
+        accepted: list[AcceptedRun] = []
+        for index, run in enumerate(runs):
+            update: dict[str, object] = {}
+            if not self._ceilings.cover(run.limits):
+                path = f"{prefix.format(index)}limits"
+                problems += self._ceilings.problems(run.limits, path)
+                update["limits"] = self._ceilings.lowered(run.limits)
+            run_id = run.run_id or uuid4().hex
+            if run.run_id is None:
+                update["run_id"] = run_id
+            if run_id in seen:
+                message = f"{run_id!r} is already the id of an earlier run of this batch"
+                problems.append(
+                    FieldProblem(field=f"{prefix.format(index)}run_id", message=message)
+                )
+            seen.add(run_id)
+            accepted.append(self._encoded(run.model_copy(update=update) if update else run, run_id))
+        if problems:
+            raise invalid(problems[:MAX_PROBLEMS])
+        return accepted
+
+    def _encoded(self, run: RunRequest, run_id: str) -> AcceptedRun:
+        wait_s = self._max_wait_s
+        expires_in_ms = None
+        if run.deadline_s is not None:
+            wait_s = min(wait_s, run.deadline_s)
+            expires_in_ms = max(1, round(run.deadline_s * 1000))
+        queued = QueuedRun(
+            run_id=run_id,
+            payload=run.model_dump_json().encode(),
+            job=run.job,
+            expires_in_ms=expires_in_ms,
+        )
+        return AcceptedRun(queued, wait_s + run.limits.timeout_s + SLACK_S)
+
+
+def _validated[M: BaseModel](model: type[M], body: bytes) -> M:
+    try:
+        # Strict: in JSON, "5" is not a number, 1 is not text, and true is not 1.
+        return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise invalid(_problems(error)) from None  # the original quotes the caller's input
+
+
+def _problems(error: ValidationError) -> list[FieldProblem]:
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    return [
+        FieldProblem(
+            field=".".join(_printable(str(part)) for part in detail["loc"])[:MAX_TEXT_CHARS],
+            message=_printable(detail["msg"].removeprefix("Value error, "))[:MAX_TEXT_CHARS],
+        )
+        for detail in details[:MAX_PROBLEMS]
+    ]
+
+
+def _printable(text: str) -> str:
+    """Escape control characters: field names come from the caller and end up in terminals."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()

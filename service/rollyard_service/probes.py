@@ -1,0 +1,60 @@
+"""The routes that tell how this process and its queue are."""
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from rollyard_queue.base import Queue, QueueUnavailable
+from rollyard_service.exchange import Exchange
+from rollyard_service.metrics import Metrics
+from rollyard_service.refusal import unavailable
+
+READY_S = 2.0
+"""Seconds within which the queue must answer for this process to count as ready."""
+
+
+class ProbeRoutes:
+    """Handlers of ``/healthz /readyz /v1/stats /metrics``."""
+
+    def __init__(self, *, queue: Queue, exchange: Exchange, metrics: Metrics) -> None:
+        self._queue = queue
+        self._exchange = exchange
+        self._metrics = metrics
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter()
+        router.add_api_route("/healthz", self.healthz)
+        router.add_api_route("/readyz", self.readyz)
+        router.add_api_route("/v1/stats", self.stats)
+        router.add_api_route("/metrics", self.metrics)
+        return router
+
+    async def healthz(self) -> Response:
+        """This process answers. Never asks the queue: an outage there must not restart us."""
+        return Response(b'{"status":"ok"}', media_type="application/json")
+
+    async def readyz(self) -> Response:
+        """The queue answers; 503 otherwise."""
+        try:
+            async with asyncio.timeout(READY_S):
+                await self._queue.ping()
+        except (QueueUnavailable, TimeoutError) as error:
+            raise unavailable("the queue does not answer") from error
+        return Response(b'{"status":"ready"}', media_type="application/json")
+
+    async def stats(self) -> Response:
+        """The queue's counts, and the runs that this process has in flight."""
+        try:
+            stats = await self._queue.stats()
+        except QueueUnavailable as error:
+            raise unavailable("the queue does not answer") from error
+        counts = msgspec.to_builtins(stats) | {"in_flight": len(self._exchange)}
+        return Response(msgspec.json.encode(counts), media_type="application/json")
+
+    async def metrics(self) -> Response:
+        """Prometheus metrics of this process."""
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,109 @@
+"""The routes that run programs."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rollyard.types import RUN_ID_PATTERN
+from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
+from rollyard_service import openapi
+from rollyard_service.body import read_body
+from rollyard_service.call import Call
+from rollyard_service.exchange import Exchange
+from rollyard_service.intake import AcceptedRun, Intake
+from rollyard_service.refusal import Refusal, not_found, overloaded, unavailable
+from rollyard_service.stream import NDJSON, ResultStream, whole
+
+CLIENT_GONE = 499
+"""Status in metrics for a caller that went away; nobody receives it."""
+
+_RUN_ID = re.compile(RUN_ID_PATTERN)
+
+logger = logging.getLogger(__name__)
+
+
+class RunRoutes:
+    """Handlers of ``/v1/runs`` and ``/v1/batches``."""
+
+    def __init__(
+        self,
+        *,
+        queue: Queue,
+        exchange: Exchange,
+        intake: Intake,
+        max_body_bytes: int,
+    ) -> None:
+        self._queue = queue
+        self._exchange = exchange
+        self._intake = intake
+        self._max_body_bytes = max_body_bytes
+
+    def router(self) -> APIRouter:
+        """The routes, documented for OpenAPI."""
+        router = APIRouter(redirect_slashes=False)
+        add: Callable[..., Any] = router.add_api_route
+        add("/v1/runs", self.run, methods=["POST"], **openapi.RUN)
+        add("/v1/batches", self.batch, methods=["POST"], **openapi.BATCH)
+        add("/v1/runs/{run_id}", self.cancel, methods=["DELETE"], **openapi.CANCEL)
+        return router
+
+    async def run(self, request: Request) -> Response:
+        """Run one program and wait for its result."""
+        body = await read_body(request, max_bytes=self._max_body_bytes)
+        call = await self._submitted([self._intake.run(body)])
+        results = await whole(request, self._exchange, call)
+        return _json(results[0]) if results else Response(status_code=CLIENT_GONE)
+
+    async def batch(self, request: Request) -> Response:
+        """Run many programs; one answer when all have ended, or a line for each as it ends."""
+        body = await read_body(request, max_bytes=self._max_body_bytes)
+        runs = self._intake.batch(body)
+        if NDJSON in request.headers.get("accept", ""):
+            return ResultStream(self._exchange, await self._submitted(runs, streamed=True))
+        results = await whole(request, self._exchange, await self._submitted(runs))
+        if not results:
+            return Response(status_code=CLIENT_GONE)
+        # The results are valid JSON already: parsing them again would cost more than the rest.
+        return _json(b'{"results":[' + b",".join(results) + b"]}")
+
+    async def cancel(self, run_id: str) -> Response:
+        """End a queued or running run with outcome ``cancelled``; all who wait for it get that."""
+        if not _RUN_ID.fullmatch(run_id):
+            raise not_found("that is not the id of a run")
+        try:
+            [state] = await self._queue.cancel([run_id])
+        except QueueUnavailable as error:
+            raise _outage(error) from error
+        if state == "unknown":
+            raise not_found(f"run {run_id} is unknown: never submitted, or forgotten since")
+        return _json(b'{"run_id":"%b","state":"%b"}' % (run_id.encode(), state.encode()))
+
+    async def _submitted(self, runs: Sequence[AcceptedRun], *, streamed: bool = False) -> Call:
+        call = Call(runs, now=asyncio.get_running_loop().time(), streamed=streamed)
+        try:
+            await self._exchange.submit(call)
+        except QueueFull as error:
+            raise overloaded("the queue is full; nothing was queued", error.retry_after_s) from None
+        except QueueUnavailable as error:
+            raise _outage(error) from error
+        return call
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _outage(error: QueueUnavailable) -> Refusal:
+    logger.warning("queue.unavailable", extra={"reason": str(error)})
+    return unavailable("the queue does not answer")
+
+
+async def on_client_disconnect(request: Request, error: Exception) -> Response:
+    """Exception handler for a caller that went away while it sent its body."""
+    return Response(status_code=CLIENT_GONE)

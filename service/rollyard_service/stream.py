@@ -1,0 +1,120 @@
+"""The two answers to a batch: whole when all is done, or a line for each run as it ends."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Iterable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rollyard_service.call import Call
+from rollyard_service.exchange import Exchange
+from rollyard_service.refusal import unavailable
+from rollyard_service.verdict import infra_error
+
+NDJSON = "application/x-ndjson"
+STALL_S = 60.0
+"""Seconds in which a caller must take some of a stream; its results wait in memory meanwhile."""
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def watching(receive: Receive, call: Call) -> AsyncGenerator[None]:
+    """End the call's wait early if its caller goes away within the block."""
+    watcher = asyncio.create_task(_watch(receive, call))
+    try:
+        yield
+    finally:
+        watcher.cancel()
+
+
+async def _watch(receive: Receive, call: Call) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.hang_up()
+
+
+async def whole(request: Request, exchange: Exchange, call: Call) -> list[bytes]:
+    """Wait for all results of a submitted call; in the order of the request.
+
+    Empty if the caller went away. The call is dropped in any case.
+
+    Raises:
+        Refusal: 503 when the process stops first; the runs go on, and a repeated request joins
+            them through another gateway.
+    """
+    try:
+        async with watching(request.receive, call):
+            await call.changed()
+    finally:
+        # Stopping is no reason to throw work away that the caller can still have.
+        exchange.drop(call, abandon=not call.stopping)
+    if call.done:
+        return call.in_order()
+    if call.gone:
+        return []
+    raise unavailable("this gateway is stopping; send the same run ids again")
+
+
+class ResultStream(Response):
+    """NDJSON: one RunResult a line, each sent as soon as it exists, one for every run.
+
+    What cannot be waited for (this process stops, or something breaks) gets a line with outcome
+    ``infra_error``. A caller that goes away, or stops reading, has its runs cancelled.
+    """
+
+    media_type = NDJSON
+
+    def __init__(self, exchange: Exchange, call: Call) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-store"
+        self.headers["x-accel-buffering"] = "no"  # nginx would hold the lines back
+        self._exchange = exchange
+        self._call = call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._call
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            # Headers leave at once, so that the caller knows its batch is admitted.
+            await _send_lines(send, ())
+            async with watching(receive, call):
+                await self._forward(send)
+        except TimeoutError:
+            logger.warning("stream.stalled", extra={"runs": len(call.pending)})
+            return  # unfinished: the server closes the connection, and the caller sees the cut
+        finally:
+            self._exchange.drop(call)
+        if not call.gone:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _forward(self, send: Send) -> None:
+        call = self._call
+        message = "the gateway is stopping before this run ended"
+        try:
+            while not (call.done or call.gone or call.stopping):
+                await call.changed()
+                await _send_lines(send, call.take())
+        except TimeoutError:
+            raise
+        except Exception:
+            logger.exception("stream.failed")
+            message = "internal error of the gateway"
+        if not call.gone:
+            rest = [infra_error(run_id, message) for run_id in call.pending]
+            await _send_lines(send, [*call.take(), *rest])
+
+
+async def _send_lines(send: Send, lines: Iterable[bytes]) -> None:
+    body = b"".join(_line(line) for line in lines)
+    async with asyncio.timeout(STALL_S):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _line(result: bytes) -> bytes:
+    # JSON text may hold line breaks between its tokens (never inside strings).
+    return (result.replace(b"\n", b" ") if b"\n" in result else result) + b"\n"

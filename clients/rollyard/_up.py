@@ -156,7 +156,8 @@ class Supervisor:
 
     async def _start_valkey(self, directory: Path) -> str:
         socket = directory / "valkey.sock"
-        command = python_module("rollyard_queue", "--socket", str(socket), "--dir", str(directory))
+        # Without --dir its log comes to us instead of to a file.
+        command = python_module("rollyard_queue", "--socket", str(socket))
         self._valkey = self._child("valkey", command)
         await self._launch(self._valkey)
         await self._until("Valkey answers", lambda: answers_ping(socket))

@@ -17,12 +17,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from rollyard._async_client import AsyncClient
 from rollyard._client import Client
-from rollyard._up import Plan, require_python
 from rollyard.errors import ServiceStartError
+
+if TYPE_CHECKING:
+    from rollyard._up import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ _GRACE_S = 5.0  # on top of what each of the three parts may take to stop
 class LocalService:
     """What :func:`local` returns: enter it with ``with`` or ``async with``; use once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: "Plan") -> None:
         self._plan = plan
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
@@ -105,6 +107,8 @@ class LocalService:
         """
         if self._supervisor is not None:
             raise RuntimeError("a LocalService is used once; call rollyard.local() again")
+        from rollyard._up import require_python
+
         require_python()
         read_fd, write_fd = os.pipe()
         try:
@@ -190,6 +194,9 @@ def local(
     Raises:
         ServiceStartError: (on entering) it did not start.
     """
+    # Not at the top: ``import rollyard`` is for every rollout process, this for a few.
+    from rollyard._up import Plan
+
     return LocalService(
         Plan(
             slots=slots,

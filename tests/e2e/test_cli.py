@@ -1,0 +1,183 @@
+"""The ``rollyard`` command: what it prints where, and its exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from process_tree import until
+
+import rollyard
+
+
+class _Service(Protocol):
+    address: str
+    client: rollyard.Client
+
+
+def _rollyard(
+    *arguments: str, stdin: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rollyard.cli", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_version() -> None:
+    done = _rollyard("--version")
+    assert (done.returncode, done.stdout) == (0, f"{rollyard.__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["up", "gateway", "worker", "run", "doctor", "config"])
+def test_every_command_explains_itself(command: str) -> None:
+    done = _rollyard(command, "--help")
+    assert done.returncode == 0
+    assert f"rollyard {command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["run", "x.py", "--nonsense"], ["nonsense"], ["up", "--port", "x"]]
+)
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    done = _rollyard(*arguments)
+    assert done.returncode == 2
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_run_passes_the_output_on_as_it_is(service: _Service, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys; print('out é'); print('err', file=sys.stderr)")
+    done = _rollyard("run", str(program), "--url", service.address)
+    assert (done.returncode, done.stdout) == (0, "out é\n")
+    program_part, summary = done.stderr.splitlines()
+    assert program_part == "err"
+    assert summary.startswith("rollyard: ok, ")
+
+
+def test_run_reads_the_program_from_stdin_and_the_input_from_a_file(
+    service: _Service, tmp_path: Path
+) -> None:
+    (tmp_path / "input").write_text("text")
+    program = "print(input()[::-1])"
+    done = _rollyard(
+        "run", "-", "--stdin", str(tmp_path / "input"), stdin=program, ROLLYARD_URL=service.address
+    )
+    assert (done.returncode, done.stdout) == (0, "txet\n")
+
+
+def test_run_json_prints_the_result_and_nothing_else(service: _Service) -> None:
+    done = _rollyard("run", "-", "--json", "--url", service.address, stdin="print(1)")
+    result = rollyard.RunResult.model_validate_json(done.stdout)
+    assert (result.outcome, result.stdout, done.stderr) == ("ok", "1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "outcome"),
+    [
+        ("1 / 0", [], "error"),
+        ("raise SystemExit(3)", [], "error"),
+        ("while True: pass", ["--timeout-s", "0.3"], "timeout"),
+        ("import os; os.kill(os.getpid(), 9)", [], "signal"),
+    ],
+)
+def test_a_program_that_fails_is_1(
+    service: _Service, program: str, arguments: list[str], outcome: str
+) -> None:
+    done = _rollyard("run", "-", *arguments, "--url", service.address, stdin=program)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"rollyard: {outcome}, ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-file.py"], "no-such-file.py"),
+        (["-", "--memory", "much"], "--memory"),
+        (["-", "--timeout-s", "-1"], "timeout_s"),
+        (["-", "--url", "ftp://x"], "base_url"),
+    ],
+)
+def test_an_impossible_request_is_2(arguments: list[str], said: str) -> None:
+    done = _rollyard("run", *arguments, stdin="pass")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_program_that_is_not_text_is_2(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_bytes(b"\xff\xfe")
+    done = _rollyard("run", str(tmp_path / "program.py"))
+    assert done.returncode == 2
+    assert "UTF-8" in done.stderr
+
+
+def test_no_service_is_3_and_says_how_to_start_one(tmp_path: Path) -> None:
+    nowhere = f"unix://{tmp_path}/none.sock"
+    done = _rollyard("run", "-", "--url", nowhere, stdin="pass")
+    assert done.returncode == 3
+    assert nowhere in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_config_says_where_each_value_comes_from() -> None:
+    done = _rollyard(
+        "config", "--json", ROLLYARD_PORT="8123",
+        ROLLYARD_API_KEYS="hunter2", ROLLYARD_REDIS_URL="redis://u:hunter2@queue:6379/0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    gateway = {row["setting"]: row for row in report["gateway"]}
+    worker = {row["setting"]: row for row in report["worker"]}
+    assert (gateway["port"]["value"], gateway["port"]["source"]) == (8123, "environment")
+    assert gateway["host"]["source"] == "default"
+    assert worker["redis_url"]["value"] == "redis://***@queue:6379/0"
+    assert "hunter2" not in done.stdout
+
+
+def test_config_names_a_wrong_setting() -> None:
+    done = _rollyard("config", ROLLYARD_PORT="many")
+    assert done.returncode == 2
+    assert "ROLLYARD_PORT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_reports_the_layers_as_json() -> None:
+    done = _rollyard("doctor", "--json")
+    assert json.loads(done.stdout)
+
+
+def test_a_missing_extra_is_a_line_to_read(tmp_path: Path) -> None:
+    # A None in sys.modules is how Python says "not installed" to an import.
+    program = "import sys; sys.modules['cyclopts'] = None; import rollyard.cli"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr == ("rollyard: this command needs more: pip install 'rollyard[cli]'\n")
+
+
+def test_gateway_command_becomes_the_gateway(tmp_path: Path) -> None:
+    socket = tmp_path / "gateway.sock"
+    with subprocess.Popen(
+        [sys.executable, "-m", "rollyard.cli", "gateway", "--uds", str(socket),
+         "--redis-url", f"unix://{tmp_path}/none.sock"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        try:
+            assert until(lambda: b"rollyard_service" in _command(process.pid))
+        finally:
+            process.terminate()
+            assert process.wait(60) is not None
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()

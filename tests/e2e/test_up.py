@@ -1,0 +1,140 @@
+"""``rollyard up``: one command starts a service; however it ends, nothing remains."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from process_tree import Process, alive, below, until
+
+import rollyard
+
+
+class Up:
+    """A running ``rollyard up`` and what it said."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.log = log
+        line = process.stdout.readline()
+        ready = re.match(r"Rollyard is ready at (\S+)", line)
+        assert ready, log.read_text()
+        self.url = ready[1]
+
+    def family(self) -> set[Process]:
+        return below(self.process.pid)
+
+    def part(self, name: str) -> Process:
+        """The process of a part, found by what its command line says."""
+        marks = {"gateway": "rollyard_service\0", "worker": "rollyard_sandbox\0",
+                 "valkey": "-server\0"}  # fmt: skip
+        for one in self.family():
+            if one.parent == self.process.pid and marks[name] in _command(one.pid):
+                return one
+        raise AssertionError(f"no {name} among {self.family()}")
+
+
+@pytest.fixture
+def start(tmp_path: Path, nothing_left: None) -> Iterator["StartUp"]:
+    yield StartUp(tmp_path)
+
+
+class StartUp:
+    """Starts ``rollyard up`` with a log file and a runtime directory of the test's own."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.log = tmp_path / "log"
+        self.runtime = tmp_path / "run"
+        self.runtime.mkdir()
+
+    @contextmanager
+    def __call__(self, *arguments: str) -> Generator[Up]:
+        command = [sys.executable, "-m", "rollyard.cli", "up", "--port", "0", "--slots", "1",
+                   "--templates", "bare", *arguments]  # fmt: skip
+        env = {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime)}
+        with (
+            self.log.open("w") as log,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=env
+            ) as process,
+        ):
+            try:
+                yield Up(process, self.log)
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_and_stops_when_asked(start: StartUp, number: signal.Signals) -> None:
+    with start() as up:
+        with rollyard.Client(up.url) as client:
+            assert client.run("print('served')").stdout == "served\n"
+        family = up.family()
+        assert any(start.runtime.iterdir())
+        up.process.send_signal(number)
+        assert up.process.wait(60) == 0, start.log.read_text()
+        assert not any(map(alive, family))
+    assert not any(start.runtime.iterdir())
+
+
+def test_a_run_in_flight_is_answered_before_it_stops(start: StartUp) -> None:
+    with start() as up, rollyard.Client(up.url) as client:
+        started = up.family()
+        stop = "import time; print('started', flush=True); time.sleep(1); print('finished')"
+
+        def running() -> bool:
+            return len(up.family()) > len(started)
+
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(client.run, stop)
+            assert until(running)
+            up.process.send_signal(signal.SIGTERM)
+            assert future.result(60).stdout == "started\nfinished\n"
+        assert up.process.wait(60) == 0
+
+
+def test_a_killed_supervisor_leaves_no_process(start: StartUp) -> None:
+    with start() as up:
+        with rollyard.Client(up.url) as client:
+            assert client.run("pass").ok
+        family = up.family()
+        assert len(family) >= 3
+        up.process.kill()
+        assert until(lambda: not any(map(alive, family))), [one for one in family if alive(one)]
+
+
+@pytest.mark.parametrize("part", ["gateway", "worker", "valkey"])
+def test_a_crashed_part_is_started_again(start: StartUp, part: str) -> None:
+    with start() as up:
+        crashed = up.part(part)
+        os.kill(crashed.pid, signal.SIGKILL)
+        assert until(lambda: f"the {part} was killed by signal 9" in start.log.read_text())
+        with rollyard.Client(up.url) as client:
+            assert client.run("print(1)", deadline_s=60).stdout == "1\n"
+        assert up.part(part) != crashed
+
+
+def test_a_busy_port_is_said(start: StartUp) -> None:
+    with start() as up:
+        port = up.url.rpartition(":")[2]
+        second = subprocess.run(
+            [sys.executable, "-m", "rollyard.cli", "up", "--port", port, "--templates", "bare"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert second.returncode == 3
+        assert "gateway" in second.stderr
+        assert "Traceback" not in second.stderr.rpartition("rollyard: ")[2]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""

@@ -1,1 +1,13 @@
-"""Code that runs inside the jail: standard library only."""
+"""Code that runs inside the jail: standard library only.
+
+    template   a warm interpreter; clones slots on request
+    slot       PID 1 of a slot: runs one program at a time and reports what happened to it
+    child      the forked process in which the program runs
+    box        the run's private file system: files in, files out, proof that it is empty again
+    output     what is kept of a stream
+    filter     the child's system-call filter
+    kernel     the few kernel calls that the standard library lacks
+    frames     length-prefixed messages on a socket
+
+The package is copied into the jail as ``rollyard_guest``; modules import each other relatively.
+"""

@@ -1,0 +1,131 @@
+"""``python -m rollyard_sandbox``: one worker."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from typing import Any
+
+import structlog
+import uvloop
+from pydantic import ValidationError
+
+from rollyard_queue.base import QueueError
+from rollyard_queue.redis import RedisQueue
+from rollyard_sandbox.image import ImageError
+from rollyard_sandbox.jail import JailError
+from rollyard_sandbox.machine import open_machine
+from rollyard_sandbox.metrics import WorkerMetrics
+from rollyard_sandbox.settings import WorkerSettings
+from rollyard_sandbox.slots import SlotLost
+from rollyard_sandbox.worker import Worker, new_worker_id
+
+_EXIT_CANNOT_RUN = 1
+_EXIT_USAGE = 2
+
+
+def _settings() -> WorkerSettings:
+    parser = argparse.ArgumentParser(
+        prog="rollyard worker",
+        description="Drain the queue into jails on this machine.",
+        epilog="Every option is also ROLLYARD_<NAME> in the environment; see 'rollyard config'.",
+    )
+    parser.add_argument("--redis-url", help="redis://, rediss:// or unix:// of the queue's server")
+    parser.add_argument("--slots", type=int, help="runs at once (default: 16 for each core)")
+    parser.add_argument("--templates", help="warm interpreters, comma separated: bare,science")
+    parser.add_argument(
+        "--allow-degraded",
+        action="store_true",
+        default=None,
+        help="start although a sandbox layer is missing here; each result then names it",
+    )
+    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    try:
+        settings = WorkerSettings(**given)
+        settings.template_names()
+    except (ValidationError, ValueError) as error:
+        parser.error(str(error))
+    return settings
+
+
+def _configure_logs() -> None:
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.stdlib.ExtraAdder(),
+    ]
+    last: Any = (
+        structlog.dev.ConsoleRenderer()
+        if sys.stderr.isatty()
+        else structlog.processors.JSONRenderer()
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                last,
+            ],
+        )
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+async def _serve(settings: WorkerSettings) -> int:
+    log = logging.getLogger("rollyard.worker")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    queue = RedisQueue.from_url(settings.redis_url, name=settings.queue)
+    async with contextlib.aclosing(_Closing(queue)), open_machine(settings, say=_say) as machine:
+        if machine.missing and not settings.allow_degraded:
+            _say(
+                f"rollyard: this machine lacks {', '.join(machine.missing)}; see 'rollyard doctor'. "
+                "To run without, give --allow-degraded."
+            )
+            return _EXIT_CANNOT_RUN
+        worker = Worker(
+            queue, machine.pool, worker_id=new_worker_id(), slots=settings.slots,
+            lease_s=settings.lease_s, drain_s=settings.drain_s, degraded=machine.missing,
+            metrics=WorkerMetrics(settings.slots),
+        )  # fmt: skip
+        log.info("worker.ready", extra={"slots": settings.slots, "templates": settings.templates})
+        serving = asyncio.create_task(worker.run())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        worker.stop()
+        await serving
+    return 0
+
+
+class _Closing:
+    def __init__(self, queue: RedisQueue) -> None:
+        self._queue = queue
+
+    async def aclose(self) -> None:
+        await self._queue.close()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def main() -> int:
+    """Exit code 0: stopped as asked; 1: this machine or the queue does not allow it; 2: usage."""
+    settings = _settings()
+    _configure_logs()
+    try:
+        return uvloop.run(_serve(settings))
+    except (ImageError, JailError, SlotLost, QueueError, OSError) as error:
+        _say(f"rollyard: {error}")
+        return _EXIT_CANNOT_RUN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""``rollyard doctor``: what this machine gives, layer by layer, found by trying."""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+from rollyard_sandbox.image import ImageError
+from rollyard_sandbox.jail import JailError, nsjail_binary
+from rollyard_sandbox.machine import open_machine
+from rollyard_sandbox.settings import WorkerSettings
+from rollyard_sandbox.slots import SlotLost
+
+
+async def examine(settings: WorkerSettings) -> dict[str, Any]:
+    """Try everything; never raises for what the machine lacks, but says it."""
+    facts: dict[str, Any] = {
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "user": "root" if os.geteuid() == 0 else f"uid {os.geteuid()}",
+        "cores": len(os.sched_getaffinity(0)),
+    }
+    said: list[str] = []
+    try:
+        facts["nsjail"] = str(nsjail_binary())
+        async with open_machine(settings, say=said.append) as machine:
+            facts["layers"] = [
+                {"name": layer.name, "works": layer.works, "what": layer.what, "detail": layer.detail}
+                for layer in machine.layers
+            ]
+            facts["ok"] = not machine.missing
+    except (ImageError, JailError, SlotLost, OSError) as error:
+        facts.update(ok=False, layers=[], problem=str(error))
+    facts["notes"] = said
+    return facts
+
+
+def _table(facts: dict[str, Any]) -> str:
+    lines = [f"{name:<8} {facts[name]}" for name in ("kernel", "machine", "python", "user", "cores")]
+    lines.append(f"nsjail   {facts.get('nsjail', 'not found')}")
+    lines.append("")
+    for layer in facts["layers"]:
+        mark = "works  " if layer["works"] else "MISSING"
+        detail = f" ({layer['detail']})" if layer["detail"] else ""
+        lines.append(f"{mark}  {layer['name']:<18} {layer['what']}{detail}")
+    lines += ["", *facts["notes"]]
+    if problem := facts.get("problem"):
+        lines.append(f"No jail can run here: {problem}")
+    elif facts["ok"]:
+        lines.append("Every layer works: a worker will start.")
+    else:
+        lines.append("A worker refuses to start here unless given --allow-degraded.")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Exit code 0: every layer works; 1: something is missing."""
+    parser = argparse.ArgumentParser(
+        prog="rollyard doctor", description="Try every sandbox layer on this machine."
+    )
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    options = parser.parse_args()
+    facts = asyncio.run(examine(WorkerSettings(slots=2, templates="bare")))
+    sys.stdout.write(json.dumps(facts, indent=2) + "\n" if options.json else _table(facts))
+    return 0 if facts["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The run's private file system, a tmpfs that only this slot sees.
+
+    /box/work   working directory and HOME, holds main.py
+    /box/tmp    what /tmp and /var/tmp point to
+    /box/shm    what /dev/shm points to
+
+Emptied after each run and proven empty by the kernel's own counts: a slot whose box is not as it
+was when new is destroyed, so no file, link, attribute or hidden inode reaches the next run.
+Measured: 10 µs instead of 61 µs for a new tmpfs (and PID 1 can then live under the filter).
+"""
+
+import base64
+import contextlib
+import os
+import stat
+
+from . import kernel
+
+ROOT, WORK, TMP, SHM = "/box", "/box/work", "/box/tmp", "/box/shm"  # noqa: S108
+MAIN = f"{WORK}/main.py"
+_INODES_PER_MIB = 64
+_MANY_ENTRIES = 2000  # past this, a new slot (3 ms) is cheaper and safer than deleting
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_REGULAR = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NotEmptied(Exception):
+    """Something of the run is left: the slot must be destroyed."""
+
+
+class Box:
+    """One slot's box; all methods run in the slot's PID 1 except put()."""
+
+    def __init__(self, size_bytes: int, uid: int) -> None:
+        inodes = max(1024, size_bytes // (1 << 20) * _INODES_PER_MIB)
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount("box", ROOT, "tmpfs", flags, f"size={size_bytes},nr_inodes={inodes},mode=755")
+        self._uid = uid
+        self._make()
+        self._new = self._counts()
+
+    def _make(self) -> None:
+        for path in (WORK, TMP, SHM):
+            os.mkdir(path, 0o755)
+            os.chown(path, self._uid, self._uid)
+
+    def _counts(self) -> tuple[int, int]:
+        now = os.statvfs(ROOT)
+        return now.f_bfree, now.f_ffree
+
+    def empty(self) -> None:
+        """Delete all that the run left and prove it.
+
+        Raises:
+            NotEmptied: something is left, or there is too much of it.
+        """
+        budget = [_MANY_ENTRIES]
+        for path in (WORK, TMP, SHM):
+            _delete(path, budget)
+        self._make()
+        if self._counts() != self._new or len(os.listdir(ROOT)) != 3:
+            raise NotEmptied("the box does not come back as it was")
+
+
+def _delete(path: str, budget: list[int]) -> None:
+    # After kill-all nothing runs in the slot, so names cannot be swapped under us.
+    with os.scandir(os.fsencode(path)) as entries:
+        for entry in entries:
+            budget[0] -= 1
+            if budget[0] < 0:
+                raise NotEmptied("too many files")
+            if entry.is_dir(follow_symlinks=False):
+                _delete(os.fsdecode(entry.path), budget)
+            else:
+                os.unlink(entry.path)
+    os.rmdir(os.fsencode(path))
+
+
+def put(files: dict[str, str | dict[str, str]]) -> None:
+    """Write the request's files below the working directory; runs as the program's user.
+
+    Paths were checked at the gateway (relative, no ``..``); the box holds no link yet.
+    """
+    for path, content in files.items():
+        data = content.encode() if isinstance(content, str) else base64.b64decode(content["base64"])
+        target = f"{WORK}/{path}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as file:
+            file.write(data)
+
+
+def fetch(wanted: list[str], max_bytes: int, max_files: int) -> dict[str, str | dict[str, str]]:
+    """Read regular files below the working directory, following no link anywhere.
+
+    Absent, irregular or oversized ones are left out: they are the program's doing.
+    """
+    found: dict[str, str | dict[str, str]] = {}
+    room = max_bytes
+    for path in _regular_paths(max_files) if "*" in wanted else wanted:
+        data = _read_beneath(path, room)
+        if data is not None and len(found) < max_files:
+            room -= len(data)
+            found[path] = _as_json(data)
+    return found
+
+
+def _as_json(data: bytes) -> str | dict[str, str]:
+    with contextlib.suppress(UnicodeDecodeError):
+        return data.decode()
+    return {"base64": base64.b64encode(data).decode()}
+
+
+def _regular_paths(max_files: int) -> list[str]:
+    paths: list[str] = []
+    for directory, _, names, _ in os.fwalk(WORK):
+        for name in names:
+            path = os.path.relpath(os.path.join(directory, name), WORK)
+            if path != "main.py" and _is_text(path) and len(paths) < max_files:
+                paths.append(path)
+    return sorted(paths)
+
+
+def _is_text(path: str) -> bool:
+    """False for a name that is not UTF-8: it cannot stand in JSON and is not returned."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_beneath(path: str, max_bytes: int) -> bytes | None:
+    try:
+        directory = os.open(WORK, _DIRECTORY)
+        try:
+            *parents, name = path.split("/")
+            for parent in parents:
+                below = os.open(parent, _DIRECTORY, dir_fd=directory)
+                os.close(directory)
+                directory = below
+            file = os.open(name, _REGULAR, dir_fd=directory)
+        finally:
+            os.close(directory)
+    except (OSError, ValueError):
+        return None
+    with open(file, "rb") as opened:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
+            return None
+        return opened.read(max_bytes)

@@ -1,0 +1,206 @@
+"""The forked process in which one program runs, from fork to exit.
+
+Protects against: the program seeing anything but a fresh interpreter that was started with its
+file. Does not protect anything else: whatever is in this process belongs to the program, so
+nothing here decides how the run ended (the slot's PID 1 does, from outside).
+"""
+
+import atexit
+import ctypes
+import gc
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import types
+from typing import NoReturn
+
+from . import box, kernel
+
+# Kept here because the program may replace them; it can still kill its own exit, and only that.
+_exit, _getpid, _kill = os._exit, os.getpid, os.kill
+_exec, _compile = exec, compile
+_MERSENNE_WORDS = 624
+_OOM_FIRST = b"1000"  # the kernel's out-of-memory killer takes the program, never its PID 1
+
+ENVIRONMENT = {
+    "PATH": "/opt/python/bin:/usr/bin:/bin",
+    "HOME": box.WORK,
+    "USER": "runner",
+    "LOGNAME": "runner",
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONHASHSEED": "0",
+    "MPLBACKEND": "Agg",
+    # One thread each: a run has one core's share, and pools would break fork.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+}
+
+
+def confine(limits: dict[str, float], uid: int, stdin: int, stdout: int, stderr: int) -> None:
+    """Become the program's user with its limits and nothing of PID 1's.
+
+    Order matters: what needs privilege comes before the user changes.
+    """
+    os.setsid()
+    for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target, inheritable=True)
+    os.closerange(3, 1 << 30)
+    adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(adjust, _OOM_FIRST)
+    os.close(adjust)
+    disk, pids = int(limits["disk_bytes"]), int(limits["pids"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (disk, disk))
+    resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
+    os.umask(0o022)
+    os.setgroups(())
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    # The change of user made /proc/self unreadable; other programs in the slot are the same
+    # user anyway, and the filter refuses tracing.
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    os.chdir(box.WORK)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def run(code: str, files: dict[str, str | dict[str, str]]) -> NoReturn:
+    """Run the program as ``python main.py`` would and leave as CPython would."""
+    try:
+        if files:
+            box.put(files)
+        source = code.encode()
+        main = os.open(box.MAIN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        while source:
+            source = source[os.write(main, source) :]
+        os.close(main)
+    except OSError as error:  # does not fit into disk_bytes, or a path is used twice
+        os.write(2, f"rollyard: cannot write the request's files: {error}\n".encode())
+        _exit(1)
+    namespace = _fresh_main()
+    _reseed()
+    gc.enable()
+    # A frame of ours may outlive the program's in a traceback; CPython's own would not.
+    _leave(_execute(code, namespace))
+
+
+def _fresh_main() -> dict[str, object]:
+    module = types.ModuleType("__main__")
+    module.__file__ = box.MAIN
+    module.__cached__ = None
+    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = module
+    sys.argv = [box.MAIN]
+    sys.orig_argv = [sys.executable, box.MAIN]
+    sys.path.insert(0, box.WORK)
+    return module.__dict__
+
+
+def _reseed() -> None:
+    """Give this run random numbers of its own: all forks share the template's state."""
+    random.seed()
+    if tempfile := sys.modules.get("tempfile"):
+        tempfile._name_sequence = None
+    if numpy := sys.modules.get("numpy"):
+        # The whole Mersenne state from the kernel: 10 µs, where seed() takes 430.
+        words = numpy.frombuffer(os.urandom(4 * _MERSENNE_WORDS), dtype=numpy.uint32)
+        numpy.random.set_state(("MT19937", words, _MERSENNE_WORDS))
+
+
+def _execute(code: str, namespace: dict[str, object]) -> int | None:
+    """Return the exit code, or None where CPython would end itself by SIGINT."""
+    try:
+        _exec(_compile(code, box.MAIN, "exec", dont_inherit=True), namespace)
+    except SystemExit as stop:
+        return _exit_code(stop)
+    except BaseException as error:
+        trace = error.__traceback__
+        error.__traceback__ = trace.tb_next if trace else None  # without this frame of ours
+        sys.last_exc = error
+        sys.excepthook(type(error), error, error.__traceback__)
+        return None if type(error) is KeyboardInterrupt else 1
+    return 0
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        # CPython truncates to C long, the kernel to eight bits; out of range is -1.
+        return stop.code & 0xFF if -(1 << 63) <= stop.code < 1 << 63 else 0xFF
+    print(stop.code, file=sys.stderr)  # noqa: T201 - as CPython does
+    return 1
+
+
+def _leave(exit_code: int | None) -> NoReturn:
+    """What Py_FinalizeEx does that a program can see, without tearing down shared libraries."""
+    try:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    flushed = _flush()
+    _clear_main()
+    flushed = _flush() and flushed
+    if exit_code is None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _kill(_getpid(), signal.SIGINT)
+    if not flushed and exit_code == 0:
+        exit_code = 120  # Py_RunMain's code for output that could not be written
+    _exit(130 if exit_code is None else exit_code)
+
+
+def _flush() -> bool:
+    done = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BaseException as error:
+            if stream is sys.stdout:
+                done = False
+                _write_unraisable(error)
+    return done
+
+
+def _write_unraisable(error: BaseException) -> None:
+    try:
+        text = f"Exception ignored in: <stdout>\n{type(error).__name__}: {error}\n"
+        os.write(2, text.encode("utf-8", "replace"))
+    except OSError:
+        return
+
+
+def _clear_main() -> None:
+    """Run the destructors of the program's globals, in CPython's order (finalize_modules)."""
+    try:
+        main = sys.modules.get("__main__")
+        names = vars(main) if main else {}
+        for private in (True, False):
+            for name in list(names):
+                if (name[:1] == "_" and name[1:2] != "_") is private and name != "__builtins__":
+                    names[name] = None
+        gc.collect()
+    except BaseException:
+        return  # a program that breaks its own teardown has already said all it will
+
+
+def prepare_streams() -> None:
+    """Set up text streams in the template, over pipes; forks inherit them as they are.
+
+    Line buffered, so that what was printed before a limit struck is there to read.
+    """
+    stdin, stdout, stderr = sys.stdin, sys.stdout, sys.stderr
+    if isinstance(stdin, _TextIO) and isinstance(stdout, _TextIO) and isinstance(stderr, _TextIO):
+        stdin.reconfigure(encoding="utf-8", errors="strict")
+        stdout.reconfigure(encoding="utf-8", errors="strict", line_buffering=True)
+        stderr.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+_TextIO = type(sys.__stderr__)
+_ = ctypes  # imported before the fork: it is on every program's path to a crash test

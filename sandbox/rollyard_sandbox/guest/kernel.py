@@ -1,0 +1,83 @@
+"""The few kernel calls that the standard library lacks, through libc."""
+
+import ctypes
+import os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_REC, MS_PRIVATE = 1 << 14, 1 << 18
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
+PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 38, 47
+SECCOMP_MODE_FILTER = 2
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def mount(source: str, target: str, fstype: str, flags: int, options: str) -> None:
+    """mount(2); raises OSError."""
+    done = _libc.mount(
+        source.encode(), target.encode(), fstype.encode(), ctypes.c_ulong(flags), options.encode()
+    )
+    _check(done, f"mount {fstype} on {target}")
+
+
+def prctl(option: int, value: int = 0, argument: int = 0) -> None:
+    """prctl(2) with up to two integer arguments; raises OSError."""
+    done = _libc.prctl(
+        option, ctypes.c_ulong(value), ctypes.c_ulong(argument), ctypes.c_ulong(0), ctypes.c_ulong(0)
+    )
+    _check(done, f"prctl {option}")
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapabilityData(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+def close_capabilities() -> None:
+    """Empty the bounding, ambient and inheritable sets: no exec can ever gain one again.
+
+    What this process holds it keeps, until it changes its user.
+    """
+    header, data = _CapabilityHeader(_CAPABILITY_VERSION_3, 0), (_CapabilityData * 2)()
+    _check(_libc.capget(ctypes.byref(header), data), "capget")
+    for half in data:
+        half.inheritable = 0
+    _check(_libc.capset(ctypes.byref(header), data), "capset")
+    prctl(PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    for capability in range(64):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:  # the first number past the kernel's last capability
+            return
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def install_filter(instructions: bytes) -> None:
+    """Add a seccomp filter (BPF, 8 bytes an instruction) to this thread; raises OSError.
+
+    It is inherited by every process forked from here on and can never be removed
+    (Documentation/userspace-api/seccomp_filter.rst).
+    """
+    program = _FilterProgram(len(instructions) // 8, instructions)
+    done = _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+    _check(done, "seccomp filter")

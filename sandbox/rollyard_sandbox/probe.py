@@ -1,0 +1,167 @@
+"""The worker's self-check: does each wall really stand on this machine?
+
+A program that a hostile model could write is run in a real slot, and what it managed is compared
+with what it must not. The same facts are ``rollyard doctor``'s table.
+"""
+
+import json
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rollyard_sandbox.cgroups import Cgroups
+from rollyard_sandbox.pool import Pool
+from rollyard_sandbox.reports import Evidence
+from rollyard_sandbox.slots import SlotLost
+
+_PROGRAM = r"""
+import ctypes, errno, json, os, resource, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(call, *arguments):
+    return libc.syscall(call, *arguments) == -1 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)
+def fails(action):
+    try:
+        action()
+    except OSError:
+        return True
+    return False
+status = dict(line.rstrip("\n").split(":\t", 1) for line in open("/proc/self/status") if ":\t" in line)
+processes = [name for name in os.listdir("/proc") if name.isdigit()]
+readonly = all(fails(lambda p=p: open(p, "w")) for p in ("/x", "/usr/x", "/opt/python/x", "/etc/passwd"))
+interfaces = [line.split(":")[0].strip() for line in open("/proc/self/net/dev") if ":" in line]
+print(json.dumps({
+    "user": os.getuid() != 0 and os.geteuid() != 0 and fails(lambda: os.setuid(0)),
+    "mount": readonly and fails(lambda: os.listdir("/root")) and not os.path.exists("/sys"),
+    "pid": len(processes) == 1 and os.getppid() == 1,
+    "ipc": os.listdir("/dev/shm") == [],
+    "uts": socket.gethostname() == "rollyard",
+    "network": set(interfaces) <= {"lo"}
+        and fails(lambda: socket.create_connection(("192.0.2.1", 9), 0.5)),
+    "capabilities": all(int(status[k], 16) == 0 for k in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")),
+    "no_new_privileges": status["NoNewPrivs"] == "1",
+    "seccomp_tree": int(status.get("Seccomp_filters", "0")) >= 1 and refused(321, 0, 0, 0),
+    "seccomp_slot": int(status.get("Seccomp_filters", "0")) >= 2
+        and refused(272, 0x10000000) and refused(165, 0, 0, 0, 0, 0) and refused(425, 1, 0),
+    "descriptors": all(fails(lambda n=n: os.fstat(n)) for n in range(3, 256)),
+    "rlimits": resource.getrlimit(resource.RLIMIT_CORE)[1] == 0
+        and resource.getrlimit(resource.RLIMIT_NOFILE)[1] <= 1024
+        and resource.getrlimit(resource.RLIMIT_NPROC)[1] <= 64,
+    "tmpfs": os.statvfs("/box/work").f_blocks * os.statvfs("/box/work").f_frsize <= (64 << 20),
+    "environment": not any("ROLLYARD" in k or "TOKEN" in k or "KEY" in k for k in os.environ),
+}))
+"""
+_MEMORY_HOG = "b = bytearray(256 << 20)\nfor i in range(0, len(b), 4096): b[i] = 1\n"
+_FORK_FLOOD = """
+import os, time
+born = 0
+try:
+    for _ in range(100):
+        if os.fork() == 0:
+            time.sleep(30)
+        born += 1
+except OSError:
+    pass
+print(born)
+"""
+
+WHAT = {
+    "user": "user namespace: the program is an unprivileged user, mapped to unused host ids",
+    "mount": "mount namespace: read-only root of what the guest needs, no host path, no /sys",
+    "pid": "PID namespace: the program sees only its own processes",
+    "ipc": "IPC namespace and private /dev/shm",
+    "uts": "UTS namespace",
+    "network": "network namespace: nothing is reachable, and refused at once",
+    "capabilities": "no capability in any set",
+    "no_new_privileges": "no new privileges",
+    "seccomp_tree": "system-call filter of the whole tree",
+    "seccomp_slot": "stricter system-call filter of the slot",
+    "descriptors": "no descriptor but 0, 1 and 2",
+    "rlimits": "resource limits",
+    "tmpfs": "private file system with a size",
+    "environment": "environment scrubbed",
+    "cgroup_memory": "control group: memory limit of the whole run, kills told apart",
+    "cgroup_pids": "control group: processes of the whole run",
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    works: bool
+    detail: str = ""
+
+    @property
+    def what(self) -> str:
+        return WHAT[self.name]
+
+
+def _payload(code: str, *, memory_mib: int = 128, pids: int = 64) -> bytes:
+    return json.dumps(
+        {
+            "code": code, "stdin": None, "files": {}, "fetch_files": [],
+            "on_output_limit": "truncate",
+            "limits": {
+                "timeout_s": 10.0, "cpu_s": None, "memory_bytes": memory_mib << 20,
+                "disk_bytes": 64 << 20, "pids": pids, "output_bytes": 65536,
+            },
+        }
+    ).encode()  # fmt: skip
+
+
+async def probe(pool: Pool, cgroups: Cgroups | None, template: str) -> list[Layer]:
+    """Run the checks in a slot of ``template``.
+
+    Raises:
+        SlotLost, JailError, OSError: no slot can be made here at all.
+    """
+    facts = await _facts(pool, template)
+    layers = [Layer(name, bool(works)) for name, works in facts.items()]
+    if cgroups is None:
+        return [*layers, Layer("cgroup_memory", False), Layer("cgroup_pids", False)]
+    return [*layers, await _memory(pool, cgroups, template), await _pids(pool, cgroups, template)]
+
+
+async def _facts(pool: Pool, template: str) -> dict[str, Any]:
+    slot = await pool.acquire(template, 64 << 20)
+    try:
+        report, _ = await slot.run(_payload(_PROGRAM), memory_bytes=128 << 20, pids=64)
+    finally:
+        await pool.release(slot)
+    try:
+        return msgspec.json.decode(report.stdout, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        text = f"the probe did not answer on {platform.machine()}: {report.stderr}"
+        raise SlotLost(text, Evidence()) from error
+
+
+async def _memory(pool: Pool, cgroups: Cgroups, template: str) -> Layer:
+    slot = await pool.acquire(template, 64 << 20)
+    detail = f"version {cgroups.version}"
+    try:
+        _, evidence = await slot.run(_payload(_MEMORY_HOG), memory_bytes=128 << 20, pids=64)
+        works = evidence.oom_kills > 0
+    except SlotLost as lost:
+        works, detail = lost.evidence.oom_kills > 0, f"{detail}; PID 1 was killed too"
+    finally:
+        await pool.release(slot)
+    return Layer("cgroup_memory", works, detail)
+
+
+async def _pids(pool: Pool, cgroups: Cgroups, template: str) -> Layer:
+    slot = await pool.acquire(template, 64 << 20)
+    try:
+        # The resource limit would allow 64; only the group stops at 16.
+        report, _ = await slot.run(_payload(_FORK_FLOOD), memory_bytes=128 << 20, pids=16)
+    finally:
+        await pool.release(slot)
+    born = report.stdout.strip()
+    works = born.isdigit() and 0 < int(born) <= 16
+    return Layer("cgroup_pids", works, f"version {cgroups.version}")
+
+
+
+
+
+

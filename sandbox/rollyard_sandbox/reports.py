@@ -1,0 +1,97 @@
+"""From a slot's report and the kernel's evidence to the one result of a run."""
+
+import msgspec
+
+from rollyard_queue.records import Delivery
+
+_KILLED_MESSAGES = {
+    "timeout": "wall-clock limit of {timeout_s:g} s reached",
+    "cpu_timeout": "CPU limit of {cpu_s} s reached",
+    "output_limit": "more than {output_bytes} bytes of output on one stream",
+    "cancelled": "cancelled by the caller",
+}
+
+
+class SlotReport(msgspec.Struct, frozen=True):
+    """What a slot's PID 1 says of a run; checked here because it crosses the jail's wall."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    killed: str | None = None
+    wall_ms: float = 0.0
+    cpu_ms: float = 0.0
+    stdout: str = ""
+    stderr: str = ""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    files: dict[str, str | dict[str, str]] = {}
+    dirty: str | None = None
+    fault: str | None = None
+
+
+class ResultRecord(msgspec.Struct, omit_defaults=True):
+    """``rollyard.types.RunResult`` as a worker writes it."""
+
+    run_id: str
+    outcome: str
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    files: dict[str, str | dict[str, str]] = {}
+    wall_ms: float = 0.0
+    cpu_ms: float = 0.0
+    peak_memory_bytes: int = 0
+    queued_ms: float = 0.0
+    attempt: int = 1
+    worker_id: str = ""
+    template: str = ""
+    degraded: list[str] = []
+    message: str = ""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What the slot's control group says of a run."""
+
+    oom_kills: int = 0
+    peak_memory_bytes: int = 0
+
+
+def judge(report: SlotReport, evidence: Evidence, limits: dict[str, float | int | None]) -> tuple[str, str]:
+    """Return outcome and message.
+
+    The order is the rule: what we did to the run, then what the kernel did at a limit, then what
+    the program did itself. An exit code is never read as a limit, nor a limit from a number.
+    """
+    starved = f"; {evidence.oom_kills} processes were killed at the memory limit"
+    if report.killed is not None:
+        text = _KILLED_MESSAGES[report.killed].format(**limits)
+        return report.killed, text + (starved if evidence.oom_kills else "")
+    if evidence.oom_kills and report.exit_code != 0:
+        return "memory", f"memory limit of {limits['memory_bytes']} bytes reached"
+    if report.signal is not None:
+        return "signal", f"ended by signal {report.signal}"
+    return ("ok", "") if report.exit_code == 0 else ("error", f"exit code {report.exit_code}")
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(record: ResultRecord) -> bytes:
+    return _encoder.encode(record)
+
+
+def infra_error(delivery: Delivery, worker_id: str, message: str) -> bytes:
+    """The result of a run that we failed, not the program."""
+    return encode(
+        ResultRecord(
+            run_id=delivery.run_id,
+            outcome="infra_error",
+            message=message,
+            queued_ms=delivery.queued_ms,
+            attempt=delivery.attempt,
+            worker_id=worker_id,
+        )
+    )

@@ -1,0 +1,52 @@
+"""Settings of a worker: flags over environment over defaults."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rollyard_sandbox import image
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class WorkerSettings(BaseSettings):
+    """One worker process. Each field is also ``ROLLYARD_<NAME>`` in the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="ROLLYARD_", frozen=True, extra="ignore")
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """Redis ≥7.2 or Valkey ≥8: redis://, rediss:// or unix://."""
+    queue: str = "rollyard"
+    """Name of the queue; gateways and workers of one service share it."""
+    slots: Annotated[int, Field(ge=1, le=4096)] = Field(default_factory=lambda: 16 * _cores())
+    """Runs at once. More than cores: most runs of a rollout wait or are short."""
+    templates: str = "bare,science"
+    """Warm interpreters to keep, comma separated."""
+    state_dir: Path = Field(default_factory=image.default_state_dir)
+    """Where guest images live; must be searchable for all users when the worker is root."""
+    allow_degraded: bool = False
+    """Start although a sandbox layer is missing; each result then names it."""
+    lease_s: Annotated[float, Field(gt=0.5, le=600)] = 15.0
+    """A worker that does not renew for this long has lost its runs to others."""
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """On SIGTERM: how long running runs may finish before they are handed back to the queue."""
+
+    def template_names(self) -> tuple[str, ...]:
+        """The templates, checked.
+
+        Raises:
+            ValueError: a name is unknown.
+        """
+        names = tuple(name.strip() for name in self.templates.split(",") if name.strip())
+        unknown = sorted(set(names) - set(image.TEMPLATES))
+        if unknown or not names:
+            raise ValueError(
+                f"templates: {', '.join(unknown) or 'none given'}; known are "
+                f"{', '.join(image.TEMPLATES)}"
+            )
+        return names

@@ -1,0 +1,311 @@
+"""The worker: takes runs from the queue, gives each to a slot, reports results in batches."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from rollyard_queue.base import Queue, QueueError
+from rollyard_queue.records import Delivery, FinishedRun, Notice, RunSpec
+from rollyard_sandbox import reports
+from rollyard_sandbox.jail import JailError
+from rollyard_sandbox.metrics import WorkerMetrics
+from rollyard_sandbox.pool import Pool
+from rollyard_sandbox.slots import Slot, SlotLost
+
+log = logging.getLogger(__name__)
+
+_WAIT_S = 1.0
+_ANNOUNCE_S = 2.0
+_ANNOUNCE_TTL_S = 8.0
+_BACK_OFF_S = 0.5
+_FINISH_PATIENCE_S = 60.0
+_LOCAL_TRIES = 2
+_spec_decoder = msgspec.json.Decoder(RunSpec)
+
+
+def new_worker_id() -> str:
+    """A name that no other worker has, and that says where it runs."""
+    host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())
+    return f"{host[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class _Running:
+    """One claimed run; its slot, once it has one."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self.claimed = time.monotonic()
+        self.slot: Slot | None = None
+        self.stopped = False
+
+    def stop(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            if self.slot is not None:
+                self.slot.cancel()
+
+
+class Worker:
+    """Drains one queue into one pool until told to stop."""
+
+    def __init__(
+        self, queue: Queue, pool: Pool, *, worker_id: str, slots: int, lease_s: float,
+        drain_s: float, degraded: list[str], metrics: WorkerMetrics,
+    ) -> None:  # fmt: skip
+        self._queue = queue
+        self._pool = pool
+        self._id = worker_id
+        self._slots = slots
+        self._lease_s = lease_s
+        self._drain_s = drain_s
+        self._degraded = degraded
+        self._metrics = metrics
+        self._running: dict[str, _Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._finished: list[FinishedRun] = []
+        self._has_finished = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Claim no more; run() returns when the running runs have ended or drain_s is over."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until stop()."""
+        await self._announce()
+        beats = [
+            asyncio.create_task(self._every(_ANNOUNCE_S, self._announce)),
+            asyncio.create_task(self._every(self._lease_s / 3, self._renew)),
+            asyncio.create_task(self._every(self._lease_s / 2, self._reap)),
+        ]
+        reporter = asyncio.create_task(self._report())
+        try:
+            await self._serve()
+            await self._drain()
+        finally:
+            for beat in beats:
+                beat.cancel()
+            await asyncio.gather(*beats, return_exceptions=True)
+            with contextlib.suppress(QueueError):
+                await self._queue.retire(self._id)
+            self._has_finished.set()
+            await reporter
+
+    # Taking work ------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._serve_once()
+            except QueueError as error:
+                log.warning("queue.unavailable", extra={"reason": str(error)})
+                await asyncio.sleep(_BACK_OFF_S)
+
+    async def _serve_once(self) -> None:
+        notice = await self._wait()
+        for run_id in notice.cancelled:
+            self._stop_run(run_id)
+        free = self._slots - len(self._running)
+        if notice.work and free > 0 and not self._stopping.is_set():
+            claimed = await self._queue.claim(self._id, max_runs=free, lease_s=self._lease_s)
+            for delivery in claimed:
+                self._begin(delivery)
+
+    async def _wait(self) -> Notice:
+        """Wait for work, a cancellation, or (when full) for room; say ``work`` if interrupted.
+
+        A full worker leaves wake-ups to others, so it must come back as soon as it has room. An
+        interrupted wait may have taken a wake-up with it: the queue asks for a claim then.
+        """
+        full = len(self._running) >= self._slots
+        self._freed.clear()
+        wait = asyncio.create_task(self._queue.wait(self._id, for_work=not full, wait_s=_WAIT_S))
+        interrupts = [asyncio.create_task(self._stopping.wait())]
+        if full:
+            interrupts.append(asyncio.create_task(self._freed.wait()))
+        try:
+            await asyncio.wait({wait, *interrupts}, return_when=asyncio.FIRST_COMPLETED)
+            if wait.done():
+                return wait.result()
+            return Notice(work=True)
+        finally:
+            for task in (wait, *interrupts):
+                task.cancel()
+            await asyncio.gather(wait, *interrupts, return_exceptions=True)
+
+    def _begin(self, delivery: Delivery) -> None:
+        running = _Running(delivery)
+        # Our lease ended and the run came back to us: the newer attempt is the one that counts.
+        self._stop_run(delivery.run_id)
+        self._running[delivery.run_id] = running
+        task = asyncio.create_task(self._execute(running))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _stop_run(self, run_id: str) -> None:
+        if running := self._running.get(run_id):
+            running.stop()
+
+    # One run ----------------------------------------------------------------------------------
+
+    async def _execute(self, running: _Running) -> None:
+        delivery = running.delivery
+        try:
+            result = await self._result(running)
+        except Exception as error:  # the last boundary: a run that we fail must still be answered
+            log.exception("run.fault", extra={"run_id": delivery.run_id})
+            result = reports.infra_error(delivery, self._id, f"worker fault: {error!r}")
+        if self._running.get(delivery.run_id) is running:
+            del self._running[delivery.run_id]
+        self._freed.set()
+        self._finished.append(FinishedRun(delivery.run_id, delivery.attempt, result))
+        self._has_finished.set()
+
+    async def _result(self, running: _Running) -> bytes:
+        delivery = running.delivery
+        try:
+            spec = _spec_decoder.decode(delivery.payload)
+        except msgspec.DecodeError as error:
+            return reports.infra_error(delivery, self._id, f"unreadable run record: {error}")
+        template = self._pool.choose(spec.template, spec.code)
+        reason = ""
+        for _ in range(_LOCAL_TRIES):
+            try:
+                return await self._try(running, spec, template)
+            except (SlotLost, JailError, OSError) as error:
+                reason = str(error)
+                log.error("slot.lost", extra={"run_id": delivery.run_id, "reason": reason})
+                if isinstance(error, SlotLost) and error.evidence.oom_kills:
+                    # The kernel took PID 1 at the run's own memory limit: that is a verdict.
+                    return self._encode(
+                        running, template, "memory",
+                        f"memory limit of {spec.limits.memory_bytes} bytes reached",
+                        reports.SlotReport(), error.evidence,
+                    )  # fmt: skip
+                if running.stopped:
+                    break
+        return reports.infra_error(delivery, self._id, f"sandbox fault: {reason}")
+
+    async def _try(self, running: _Running, spec: RunSpec, template: str) -> bytes:
+        limits = spec.limits
+        slot = await self._pool.acquire(template, limits.disk_bytes)
+        try:
+            if running.stopped:
+                report, evidence = reports.SlotReport(killed="cancelled"), reports.Evidence()
+            else:
+                running.slot = slot
+                report, evidence = await slot.run(
+                    running.delivery.payload, memory_bytes=limits.memory_bytes, pids=limits.pids
+                )
+        finally:
+            running.slot = None
+            await self._pool.release(slot)
+        outcome, message = reports.judge(report, evidence, msgspec.structs.asdict(limits))
+        return self._encode(running, template, outcome, message, report, evidence)
+
+    def _encode(
+        self, running: _Running, template: str, outcome: str, message: str,
+        report: reports.SlotReport, evidence: reports.Evidence,
+    ) -> bytes:  # fmt: skip
+        delivery = running.delivery
+        since_claim_ms = (time.monotonic() - running.claimed) * 1e3
+        self._metrics.observe(outcome, report.wall_ms)
+        return reports.encode(
+            reports.ResultRecord(
+                run_id=delivery.run_id,
+                outcome=outcome,
+                exit_code=report.exit_code,
+                signal=report.signal,
+                stdout=report.stdout,
+                stderr=report.stderr,
+                stdout_truncated=report.stdout_truncated,
+                stderr_truncated=report.stderr_truncated,
+                files=report.files,
+                wall_ms=report.wall_ms,
+                cpu_ms=report.cpu_ms,
+                peak_memory_bytes=evidence.peak_memory_bytes,
+                # Waiting for a slot is waiting too.
+                queued_ms=round(delivery.queued_ms + max(0.0, since_claim_ms - report.wall_ms), 3),
+                attempt=delivery.attempt,
+                worker_id=self._id,
+                template=template,
+                degraded=self._degraded,
+                message=message,
+            )
+        )
+
+    # Reporting --------------------------------------------------------------------------------
+
+    async def _report(self) -> None:
+        """Send what has finished; while one batch is on its way the next one gathers."""
+        while True:
+            await self._has_finished.wait()
+            self._has_finished.clear()
+            batch, self._finished = self._finished, []
+            if not batch:
+                if self._stopping.is_set() and not self._tasks:
+                    return
+                continue
+            await self._send(batch)
+            if self._stopping.is_set():
+                self._has_finished.set()
+
+    async def _send(self, batch: list[FinishedRun]) -> None:
+        deadline = time.monotonic() + _FINISH_PATIENCE_S
+        while True:
+            try:
+                await self._queue.finish(self._id, batch)
+                return
+            except QueueError as error:
+                if time.monotonic() > deadline:
+                    # Their leases end and others run them again; nothing is lost, only late.
+                    log.error("finish.given_up", extra={"runs": len(batch), "reason": str(error)})
+                    return
+                await asyncio.sleep(_BACK_OFF_S)
+
+    # Heartbeats -------------------------------------------------------------------------------
+
+    async def _every(self, period_s: float, beat: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await beat()
+            except QueueError as error:
+                log.warning("heartbeat.failed", extra={"reason": str(error)})
+
+    async def _announce(self) -> None:
+        await self._queue.announce(self._id, slots=self._slots, ttl_s=_ANNOUNCE_TTL_S)
+        self._metrics.busy(len(self._running))
+
+    async def _renew(self) -> None:
+        if self._running:
+            lost = await self._queue.renew(self._id, list(self._running), lease_s=self._lease_s)
+            for run_id in lost:
+                self._stop_run(run_id)
+
+    async def _reap(self) -> None:
+        await self._queue.reap()
+
+    # Ending -----------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=self._drain_s)
+        left = list(self._running)
+        if left:
+            log.warning("drain.unfinished", extra={"runs": len(left)})
+            with contextlib.suppress(QueueError):
+                # Handed back first, so that their ends here are not taken for results.
+                await self._queue.release(self._id, left)
+            for run_id in left:
+                self._stop_run(run_id)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=_ANNOUNCE_TTL_S)

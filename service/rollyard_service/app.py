@@ -56,7 +56,11 @@ def create_app(settings: GatewaySettings, queue: Queue) -> FastAPI:
         RunRoutes(
             queue=queue,
             exchange=exchange,
-            intake=Intake(ceilings=settings.ceilings, max_wait_s=settings.max_wait_s),
+            intake=Intake(
+                ceilings=settings.ceilings,
+                max_wait_s=settings.max_wait_s,
+                slack_s=settings.slack_s,
+            ),
             max_body_bytes=settings.max_body_bytes,
         ).router()
     )

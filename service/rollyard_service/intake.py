@@ -15,8 +15,6 @@ MAX_PROBLEMS = 64
 """Problems named in one answer; more would only repeat them."""
 MAX_TEXT_CHARS = 300
 """Characters of a field path or message: both may quote what the caller sent."""
-SLACK_S = 30.0
-"""Seconds on top of a run's own bounds, for start-up, kill and the way back."""
 
 
 class AcceptedRun(NamedTuple):
@@ -29,9 +27,10 @@ class AcceptedRun(NamedTuple):
 class Intake:
     """Validates requests against the wire contract and this server's ceilings."""
 
-    def __init__(self, *, ceilings: Ceilings, max_wait_s: float) -> None:
+    def __init__(self, *, ceilings: Ceilings, max_wait_s: float, slack_s: float) -> None:
         self._ceilings = ceilings
         self._max_wait_s = max_wait_s
+        self._slack_s = slack_s
 
     def run(self, body: bytes) -> AcceptedRun:
         """Take one RunRequest.
@@ -85,7 +84,7 @@ class Intake:
             job=run.job,
             expires_in_ms=expires_in_ms,
         )
-        return AcceptedRun(queued, wait_s + run.limits.timeout_s + SLACK_S)
+        return AcceptedRun(queued, wait_s + run.limits.timeout_s + self._slack_s)
 
 
 def _validated[M: BaseModel](model: type[M], body: bytes) -> M:

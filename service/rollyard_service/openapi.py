@@ -5,7 +5,14 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from rollyard.types import BatchRequest, BatchResponse, ErrorResponse, RunRequest, RunResult
+from rollyard.types import (
+    RUN_ID_PATTERN,
+    BatchRequest,
+    BatchResponse,
+    ErrorResponse,
+    RunRequest,
+    RunResult,
+)
 
 REF = "#/components/schemas/{model}"
 
@@ -93,6 +100,16 @@ BATCH: dict[str, Any] = {
     "responses": {200: _WHOLE, **_ERRORS},
 }
 CANCEL: dict[str, Any] = {
+    "openapi_extra": {
+        "parameters": [
+            {
+                "name": "run_id",
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "pattern": RUN_ID_PATTERN},
+            }
+        ]
+    },
     "responses": {
         200: _CANCELLED,
         401: _ERRORS[401],
@@ -111,5 +128,3 @@ def add_schemas(app: FastAPI) -> None:
     document = app.openapi()  # cached by FastAPI; what is changed here is what it serves
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
-    schemas.pop("HTTPValidationError", None)  # FastAPI's own shape, never sent by these routes
-    schemas.pop("ValidationError", None)

@@ -12,7 +12,7 @@ from rollyard_service.exchange import Exchange
 from rollyard_service.metrics import Metrics
 from rollyard_service.refusal import unavailable
 
-READY_S = 2.0
+ANSWER_S = 2.0
 """Seconds within which the queue must answer for this process to count as ready."""
 
 
@@ -40,7 +40,7 @@ class ProbeRoutes:
     async def readyz(self) -> Response:
         """The queue answers; 503 otherwise."""
         try:
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(ANSWER_S):
                 await self._queue.ping()
         except (QueueUnavailable, TimeoutError) as error:
             raise unavailable("the queue does not answer") from error
@@ -49,8 +49,9 @@ class ProbeRoutes:
     async def stats(self) -> Response:
         """The queue's counts, and the runs that this process has in flight."""
         try:
-            stats = await self._queue.stats()
-        except QueueUnavailable as error:
+            async with asyncio.timeout(ANSWER_S):
+                stats = await self._queue.stats()
+        except (QueueUnavailable, TimeoutError) as error:
             raise unavailable("the queue does not answer") from error
         counts = msgspec.to_builtins(stats) | {"in_flight": len(self._exchange)}
         return Response(msgspec.json.encode(counts), media_type="application/json")

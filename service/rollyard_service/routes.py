@@ -20,6 +20,8 @@ from rollyard_service.intake import AcceptedRun, Intake
 from rollyard_service.refusal import Refusal, not_found, overloaded, unavailable
 from rollyard_service.stream import NDJSON, ResultStream, whole
 
+ANSWER_S = 4.0
+"""Seconds within which the queue must answer a cancellation."""
 CLIENT_GONE = 499
 """Status in metrics for a caller that went away; nobody receives it."""
 
@@ -72,13 +74,15 @@ class RunRoutes:
         # The results are valid JSON already: parsing them again would cost more than the rest.
         return _json(b'{"results":[' + b",".join(results) + b"]}")
 
-    async def cancel(self, run_id: str) -> Response:
+    async def cancel(self, request: Request) -> Response:
         """End a queued or running run with outcome ``cancelled``; all who wait for it get that."""
+        run_id: str = request.path_params["run_id"]
         if not _RUN_ID.fullmatch(run_id):
             raise not_found("that is not the id of a run")
         try:
-            [state] = await self._queue.cancel([run_id])
-        except QueueUnavailable as error:
+            async with asyncio.timeout(ANSWER_S):  # late, the cancellation still takes place
+                [state] = await self._queue.cancel([run_id])
+        except (QueueUnavailable, TimeoutError) as error:
             raise _outage(error) from error
         if state == "unknown":
             raise not_found(f"run {run_id} is unknown: never submitted, or forgotten since")
@@ -99,7 +103,7 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _outage(error: QueueUnavailable) -> Refusal:
+def _outage(error: Exception) -> Refusal:
     logger.warning("queue.unavailable", extra={"reason": str(error)})
     return unavailable("the queue does not answer")
 

@@ -66,6 +66,8 @@ class GatewaySettings(BaseSettings):
     max_wait_s: Annotated[float, Field(gt=0, le=86400)] = 900.0
     """Seconds a run may spend waiting for a worker (redelivery included) before the gateway
     answers ``infra_error``; a run's own ``timeout_s`` comes on top."""
+    slack_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+    """Seconds on top of ``max_wait_s`` and ``timeout_s``, for start-up, kill and the way back."""
     shutdown_grace_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """Seconds that SIGTERM leaves to requests in flight; what is unanswered then gets an answer
     that says so."""

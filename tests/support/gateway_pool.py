@@ -130,7 +130,10 @@ class GatewayProcess:
     async def _read(self) -> None:
         assert self.process.stderr is not None
         async for line in self.process.stderr:
-            event = json.loads(line)  # whatever else it printed would be a fault
+            try:
+                event = json.loads(line)
+            except ValueError:  # what it says before logging is set up, and faults
+                event = {"event": line.decode(), "level": "text"}
             self.events.append(event)
             if event["event"] == "gateway.listening":
                 self.address = event["address"]

@@ -12,6 +12,7 @@ the contract:
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Self, cast, override
 
@@ -30,8 +31,7 @@ from rollyard_queue.scripts import ScriptName, script
 
 MAX_BATCH = 1024  # runs in one script: about 10 ms in which the server does nothing else
 REAP_BATCH = 256
-MIN_BLOCK_S = 0.001  # 0 means for ever in the server's words
-BLOCKING_STEP_S = 60.0  # longer waits are cut, so that a dead connection is noticed
+MAX_BLOCK_S = 60.0  # longer waits are cut, so that a dead connection is noticed
 
 SHARED_KEYS = ("load", "ring", "leases", "deadlines", "wake", "totals", "workers", "slots")
 
@@ -136,8 +136,7 @@ class RedisQueue(Queue):
         """See Queue.wait. After it raised or was cancelled, claim once before waiting again."""
         inbox = f"{self._tag}inbox:{worker_id}"
         keys = [inbox, self._tag + "wake"] if for_work else [inbox]
-        step_s = min(max(wait_s, MIN_BLOCK_S), BLOCKING_STEP_S)
-        [popped] = await self._server.block([("BLPOP", *keys, step_s)], wait_s=step_s)
+        popped = await self._pop(keys, wait_s=min(wait_s, MAX_BLOCK_S))
         if popped is None:
             return Notice()
         key, value = cast("tuple[bytes, bytes]", popped)
@@ -209,17 +208,15 @@ class RedisQueue(Queue):
         What a call returned is removed from the server by the next call, or by close().
         """
         key = f"{self._tag}replies:{reply_to}"
-        step_s = min(max(wait_s, MIN_BLOCK_S), BLOCKING_STEP_S)
-        block_ms = max(1, round(step_s * 1000))
+        wait_s = min(wait_s, MAX_BLOCK_S)
+        # In the server's words 0 is for ever; and it ends a short wait up to 100 ms late.
+        block = ("BLOCK", math.ceil(wait_s * 1000)) if wait_s > 0 else ()
         async with self._readers.setdefault(reply_to, asyncio.Lock()):
-            read = ("XREAD", "COUNT", max_replies, "BLOCK", block_ms, "STREAMS", key, "0")
-            handed_out = self._handed_out.get(reply_to)
-            if handed_out:
-                remove = ("XDEL", key, *handed_out)
-                _, answer = await self._server.block([remove, read], wait_s=step_s)
-            else:
-                [answer] = await self._server.block([read], wait_s=step_s)
-            entries = _entries(answer)
+            commands: list[Sequence[Argument]] = []
+            if handed_out := self._handed_out.get(reply_to):
+                commands.append(("XDEL", key, *handed_out))
+            commands.append(("XREAD", "COUNT", max_replies, *block, "STREAMS", key, "0"))
+            entries = _entries((await self._server.block(commands, wait_s=max(0, wait_s)))[-1])
             self._handed_out[reply_to] = [entry_id for entry_id, _ in entries]
             return [Reply(fields[1].decode(), fields[3]) for _, fields in entries]
 
@@ -253,6 +250,14 @@ class RedisQueue(Queue):
             self._handed_out.clear()
         finally:
             await self._server.close()
+
+    async def _pop(self, keys: Sequence[str], *, wait_s: float) -> Answer:
+        if wait_s > 0:
+            return (await self._server.block([("BLPOP", *keys, wait_s)], wait_s=wait_s))[-1]
+        # Inside a transaction it looks and does not wait.
+        commands = [("MULTI",), ("BLPOP", *keys, 0), ("EXEC",)]
+        [popped] = cast("list[Answer]", (await self._server.block(commands, wait_s=0))[-1])
+        return popped
 
     async def _run(self, name: ScriptName, *arguments: Argument) -> Answer:
         head = (self._tag, self._result_ttl_ms)

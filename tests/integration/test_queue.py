@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import sys
 import time
@@ -11,7 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
-from queue_server import Keys, lapse, outcome, server_time_us, until_ms_passed
+from queue_server import Keys, lapse, outcome, until_ms_passed
+
 from rollyard.types import RunResult
 from rollyard_queue.base import QueueFull
 from rollyard_queue.connections import Server
@@ -108,9 +110,7 @@ async def test_a_run_goes_through_and_leaves_only_what_expires(queue: RedisQueue
     assert await keys.lasting() == set()
 
 
-async def test_a_result_stays_for_late_duplicates_and_then_goes(
-    make_queue: MakeQueue, keys: Keys
-):
+async def test_a_result_stays_for_late_duplicates_and_then_goes(make_queue: MakeQueue, keys: Keys):
     queue = make_queue(result_ttl_s=0.1)
     await queue.submit([run("a")], reply_to="gw")
     await queue.finish("w", [done(await claim_one(queue), b"result")])
@@ -328,7 +328,9 @@ async def test_released_runs_go_to_the_front_and_are_not_counted(queue: RedisQue
     assert order == [("r0", 1), ("r1", 1), ("r2", 1), ("r3", 1)]
 
 
-async def test_a_killed_worker_loses_nothing(queue: RedisQueue, embedded: EmbeddedServer, name: str):
+async def test_a_killed_worker_loses_nothing(
+    queue: RedisQueue, embedded: EmbeddedServer, name: str
+):
     await queue.submit([run("a")], reply_to="gw")
     claimer = (
         "import asyncio, sys\n"
@@ -433,9 +435,7 @@ async def test_an_abandoned_run_goes_on_for_others(queue: RedisQueue):
     assert await read(queue, "two") == [Reply("a", b"result")]
 
 
-async def test_a_run_that_all_abandon_leaves_no_result_and_runs_anew(
-    queue: RedisQueue, keys: Keys
-):
+async def test_a_run_that_all_abandon_leaves_no_result_and_runs_anew(queue: RedisQueue, keys: Keys):
     await queue.submit([run("a"), run("b", expires_in_ms=60_000)], reply_to="gw")
     first = await claim_one(queue)
     assert await queue.cancel(["a", "b"], abandon_by="gw") == ["running", "queued"]
@@ -510,9 +510,7 @@ async def test_every_idle_worker_is_woken_while_work_is_left(make_queue: MakeQue
 
 
 async def test_one_run_wakes_one_worker(queue: RedisQueue):
-    waits = [
-        asyncio.create_task(queue.wait(f"w{n}", for_work=True, wait_s=0.5)) for n in range(5)
-    ]
+    waits = [asyncio.create_task(queue.wait(f"w{n}", for_work=True, wait_s=0.5)) for n in range(5)]
     await queue.submit([run("a")], reply_to="gw")
     notices = await asyncio.gather(*waits)
     assert Counter(notice.work for notice in notices) == {True: 1, False: 4}
@@ -568,9 +566,7 @@ async def test_replies_come_in_parts_and_in_order(queue: RedisQueue):
     assert ids == [one.run_id for one in runs(10)]
 
 
-async def test_a_read_whose_connection_broke_loses_nothing(
-    make_queue: MakeQueue, keys: Keys
-):
+async def test_a_read_whose_connection_broke_loses_nothing(make_queue: MakeQueue, keys: Keys):
     queue = make_queue()
     await queue.submit([run("a"), run("b")], reply_to="gw")
     first, second = await claim(queue)
@@ -624,9 +620,7 @@ async def test_stats_count(queue: RedisQueue, keys: Keys, server: Server):
     assert await keys.lasting() == set()
 
 
-async def test_two_queues_on_one_server_are_apart(
-    make_queue: MakeQueue, embedded: EmbeddedServer
-):
+async def test_two_queues_on_one_server_are_apart(make_queue: MakeQueue, embedded: EmbeddedServer):
     queue = make_queue()
     other = RedisQueue.from_url(embedded.url, name=uuid.uuid4().hex)
     await queue.submit([run("a")], reply_to="gw")
@@ -638,48 +632,49 @@ async def test_two_queues_on_one_server_are_apart(
 # All together
 
 
+async def wait_for_all(queue: RedisQueue, gateway: str, ids: list[str]) -> Counter[str]:
+    """Submit in batches; count every answer that comes, by whichever way."""
+    answers: Counter[str] = Counter()
+    for start in range(0, len(ids), 50):
+        batch = [run(run_id) for run_id in ids[start : start + 50]]
+        receipts = await queue.submit(batch, reply_to=gateway)
+        answers.update(one.run_id for one in receipts if one.state == "done")
+    while answers.total() < len(ids):
+        replies = await queue.replies(gateway, max_replies=64, wait_s=1)
+        answers.update(reply.run_id for reply in replies)
+    return answers
+
+
+async def work(queue: RedisQueue, worker: str, *, loses_every: int) -> None:
+    """Work until cancelled; lose the lease of every so many runs at their first delivery."""
+    taken = itertools.count(1)
+    while True:
+        deliveries = await queue.claim(worker, max_runs=16, lease_s=5)
+        lost = [one for one in deliveries if one.attempt == 1 and next(taken) % loses_every == 0]
+        for one in lost:
+            await lapse(queue, worker, one.run_id)
+        await queue.finish(worker, [done(one) for one in deliveries if one not in lost])
+        await queue.reap()
+        if not deliveries:
+            await queue.wait(worker, for_work=True, wait_s=1)
+
+
 async def test_under_load_each_gateway_gets_each_of_its_runs_once(
-    make_queue: MakeQueue, keys: Keys, server: Server
+    make_queue: MakeQueue, keys: Keys
 ):
-    """Two gateways, overlapping ids, three workers; one loses every fifth run it takes."""
     queue = make_queue()
-    waits_for = {"one": range(400), "two": range(200, 600)}
-    received: dict[str, Counter[str]] = {gateway: Counter() for gateway in waits_for}
-
-    async def gateway(name: str) -> None:
-        ids = [f"r{number}" for number in waits_for[name]]
-        for start in range(0, len(ids), 50):
-            batch = [run(run_id) for run_id in ids[start : start + 50]]
-            for receipt in await queue.submit(batch, reply_to=name):
-                if receipt.state == "done":
-                    received[name][receipt.run_id] += 1
-        while received[name].total() < len(ids):
-            replies = await queue.replies(name, max_replies=64, wait_s=1)
-            received[name].update(reply.run_id for reply in replies)
-
-    async def worker(name: str) -> None:
-        taken = 0
-        while True:
-            deliveries = await queue.claim(name, max_runs=16, lease_s=5)
-            finished: list[FinishedRun] = []
-            for delivery in deliveries:
-                taken += 1
-                if name == "w0" and taken % 5 == 0 and delivery.attempt == 1:
-                    await lapse(queue, name, delivery.run_id)
-                else:
-                    finished.append(done(delivery))
-            await queue.finish(name, finished)
-            await queue.reap()
-            if not deliveries:
-                await queue.wait(name, for_work=True, wait_s=1)
-
-    workers = [asyncio.create_task(worker(f"w{number}")) for number in range(3)]
-    await asyncio.wait_for(asyncio.gather(*map(gateway, waits_for)), 60)
+    waits_for = {
+        gateway: [f"r{number}" for number in numbers]
+        for gateway, numbers in {"one": range(400), "two": range(200, 600)}.items()
+    }
+    workers = [asyncio.create_task(work(queue, f"w{n}", loses_every=5 + n)) for n in range(3)]
+    waiting = [wait_for_all(queue, gateway, ids) for gateway, ids in waits_for.items()]
+    answers = await asyncio.wait_for(asyncio.gather(*waiting), 60)
     for task in workers:
         task.cancel()
     await asyncio.gather(*workers, return_exceptions=True)
-    for name, counts in received.items():
-        assert counts == Counter(f"r{number}" for number in waits_for[name])
-        assert await read(queue, name) == []
+    for (gateway, ids), counts in zip(waits_for.items(), answers, strict=True):
+        assert counts == Counter(ids)
+        assert await read(queue, gateway) == []
+    assert (await queue.stats()).redelivered_total > 0
     assert await keys.lasting() == set()
-    assert await server_time_us(server) > 0

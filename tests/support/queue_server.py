@@ -30,6 +30,16 @@ class Keys:
         value = cast("bytes | None", await self._server.command("HGET", self._tag + key, name))
         return None if value is None else value.decode()
 
+    async def replies(self, gateway: str, last: int) -> list[tuple[str, bytes]]:
+        """The last results sent to a gateway, oldest first; read without taking them."""
+        if not last:
+            return []
+        answer = await self._server.command(
+            "XREVRANGE", f"{self._tag}replies:{gateway}", "+", "-", "COUNT", last
+        )
+        entries = cast("list[tuple[bytes, list[bytes]]]", answer)
+        return [(fields[1].decode(), fields[3]) for _, fields in reversed(entries)]
+
 
 async def server_time_us(server: Server) -> int:
     seconds, micros = cast("list[bytes]", await server.command("TIME"))

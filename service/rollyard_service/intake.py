@@ -1,8 +1,8 @@
 """From a body's bytes to runs that the queue takes: the one place where input is validated."""
 
+import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
-from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
@@ -58,7 +58,7 @@ class Intake:
                 path = f"{prefix.format(index)}limits"
                 problems += self._ceilings.problems(run.limits, path)
                 update["limits"] = self._ceilings.lowered(run.limits)
-            run_id = run.run_id or uuid4().hex
+            run_id = run.run_id or secrets.token_hex(16)
             if run.run_id is None:
                 update["run_id"] = run_id
             if run_id in seen:

@@ -104,27 +104,27 @@ async def test_frozen_valkey_is_503_within_five_seconds_and_then_serves_again() 
 
 
 async def test_run_that_nobody_takes_ends_as_infra_error() -> None:
-    async with EmbeddedServer() as server:
-        async with gateway(server.url, max_wait_s=0.2, slack_s=0.2) as process:
-            async with process.client() as client:
-                request = {"run_id": "nobody", "code": "x", "limits": {"timeout_s": 0.1}}
-                answer = await client.post("/v1/runs", json=request)
-                assert answer.status_code == 200
-                assert answer.json()["outcome"] == "infra_error"
-                assert "stopped waiting" in answer.json()["message"]
-                async with client.stream(
-                    "POST",
-                    "/v1/batches",
-                    json={"runs": [request, {**request, "run_id": "nobody-2"}]},
-                    headers=NDJSON,
-                ) as stream:
-                    lines = [json.loads(line) async for line in stream.aiter_lines()]
-                assert [line["outcome"] for line in lines] == ["infra_error"] * 2
-                queue = RedisQueue.from_url(server.url)
-                async with asyncio.timeout(20):
-                    while (await queue.stats()).queued:
-                        await asyncio.sleep(0.01)
-                await queue.close()
+    request = {"run_id": "nobody", "code": "x", "limits": {"timeout_s": 0.1}}
+    async with (
+        EmbeddedServer() as server,
+        gateway(server.url, max_wait_s=0.2, slack_s=0.2) as process,
+        process.client() as client,
+    ):
+        answer = await client.post("/v1/runs", json=request)
+        assert answer.status_code == 200
+        assert answer.json()["outcome"] == "infra_error"
+        assert "stopped waiting" in answer.json()["message"]
+        runs = [request, {**request, "run_id": "nobody-2"}]
+        async with client.stream(
+            "POST", "/v1/batches", json={"runs": runs}, headers=NDJSON
+        ) as stream:
+            lines = [json.loads(line) async for line in stream.aiter_lines()]
+        assert [line["outcome"] for line in lines] == ["infra_error"] * 2
+        queue = RedisQueue.from_url(server.url)
+        async with asyncio.timeout(20):
+            while (await queue.stats()).queued:
+                await asyncio.sleep(0.01)
+        await queue.close()
 
 
 async def test_sigterm_finishes_what_is_in_flight() -> None:
@@ -187,10 +187,13 @@ async def test_worker_lost_in_the_middle_of_a_run() -> None:
 
 
 async def test_deadline_passes_in_the_queue() -> None:
-    async with EmbeddedServer() as server, gateway(server.url) as process:
-        async with process.client() as client:
-            answer = await client.post("/v1/runs", json={"code": "x", "deadline_s": 0.1})
-            assert answer.json()["outcome"] == "expired"
+    async with (
+        EmbeddedServer() as server,
+        gateway(server.url) as process,
+        process.client() as client,
+    ):
+        answer = await client.post("/v1/runs", json={"code": "x", "deadline_s": 0.1})
+        assert answer.json()["outcome"] == "expired"
 
 
 async def test_unix_socket_is_for_this_user_only(tmp_path: Path) -> None:

@@ -143,13 +143,13 @@ async def test_disconnect_cancels_a_whole_batch(service: Pool) -> None:
 async def test_disconnect_cancels_what_a_stream_has_left(service: Pool) -> None:
     done, left = ids(2)
     runs = [{"run_id": done, "code": "echo"}, {"run_id": left, "code": "hold"}]
-    async with service.gateway.client() as client:
-        async with client.stream(
-            "POST", "/v1/batches", json={"runs": runs}, headers=NDJSON
-        ) as answer:
-            lines = answer.aiter_lines()
-            assert json.loads(await anext(lines))["run_id"] == done
-            await until(lambda: left in service.worker.started)
+    async with (
+        service.gateway.client() as client,
+        client.stream("POST", "/v1/batches", json={"runs": runs}, headers=NDJSON) as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert json.loads(await anext(lines))["run_id"] == done
+        await until(lambda: left in service.worker.started)
     await until(lambda: left in service.worker.cancelled)
     assert done not in service.worker.cancelled
 

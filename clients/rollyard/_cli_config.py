@@ -1,9 +1,14 @@
 """``rollyard config``: the settings that hold in this environment, and where each comes from."""
 
+import ast
 import importlib
+import inspect
+import itertools
 import json
 import os
+import re
 import sys
+import textwrap
 from typing import Any
 
 from pydantic import BaseModel, SecretStr, ValidationError
@@ -17,7 +22,7 @@ _PARTS = {
     "gateway": ("rollyard_service.settings", "GatewaySettings", "service"),
     "worker": ("rollyard_sandbox.settings", "WorkerSettings", "sandbox"),
 }
-_SECRET = ("key", "secret", "password", "token")
+_SECRET = re.compile(r"(key|secret|password|token)s?$")
 
 
 def print_config(*, as_json: bool) -> int:
@@ -34,8 +39,9 @@ def print_config(*, as_json: bool) -> int:
             return OURS
         except ValidationError as error:
             for problem in error.errors():
-                field = ".".join(map(str, problem["loc"]))
-                complain(f"{part}: {PREFIX}{field.upper()}: {problem['msg']}")
+                # A check of several settings together has no place and names them itself.
+                place = "".join(f"{PREFIX}{name}: ".upper() for name in problem["loc"][:1])
+                complain(f"{part}: {place}{problem['msg'].removeprefix('Value error, ')}")
             return USAGE
     if as_json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
@@ -46,9 +52,10 @@ def print_config(*, as_json: bool) -> int:
 
 def _rows(settings: type[BaseModel]) -> list[dict[str, Any]]:
     values = settings()
-    present = {name.upper() for name in os.environ}
+    present = {name.upper() for name, value in os.environ.items() if value}
+    meanings = _meanings(settings)
     rows: list[dict[str, Any]] = []
-    for name, field in settings.model_fields.items():
+    for name in settings.model_fields:
         variable = f"{PREFIX}{name}".upper()
         rows.append(
             {
@@ -56,14 +63,31 @@ def _rows(settings: type[BaseModel]) -> list[dict[str, Any]]:
                 "variable": variable,
                 "value": _shown(name, getattr(values, name)),
                 "source": "environment" if variable in present else "default",
-                "meaning": field.description or "",
+                "meaning": meanings.get(name, ""),
             }
         )
     return rows
 
 
+def _meanings(settings: type[BaseModel]) -> dict[str, str]:
+    """The docstring below each field: written once, read by developers and by users."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(settings))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, after in itertools.pairwise(tree.body):
+        match field, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = " ".join(text.split())
+            case _:
+                pass
+    return found
+
+
 def _shown(name: str, value: Any) -> Any:
-    if isinstance(value, SecretStr) or any(word in name for word in _SECRET):
+    if isinstance(value, SecretStr) or _SECRET.search(name):
         return "(set)" if value else "(none)"
     if isinstance(value, (str, int, float, bool)) or value is None:
         return _without_password(value) if isinstance(value, str) else value
@@ -82,10 +106,13 @@ def _without_password(text: str) -> str:
 
 def _print_table(report: dict[str, list[dict[str, Any]]]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
+    from rich.text import Text
 
     for part, rows in report.items():
-        table = Table("variable", "value", "from", title=part, title_justify="left")
+        name = Column("variable", no_wrap=True)
+        table = Table(name, "value", "from", "meaning", title=part, title_justify="left", box=None)
         for row in rows:
-            table.add_row(row["variable"], str(row["value"]), row["source"])
+            value = Text(str(row["value"]))  # not markup: it is the user's
+            table.add_row(row["variable"], value, row["source"], Text(row["meaning"], style="dim"))
         Console().print(table)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollyard._child import Child, LogSink, discard, python_module
-from rollyard._probe import answers_ping, free_port, gateway_ready, workers_ready
+from rollyard._probe import answers_ping, free_ports, gateway_ready, workers_ready
 from rollyard._runtime_dir import RuntimeDir
 from rollyard.errors import ServiceStartError
 
@@ -84,8 +84,9 @@ class Supervisor:
         self._is_ready = False
         dropped = _SEALED if plan.sealed else ()
         self._env = {name: value for name, value in os.environ.items() if name not in dropped}
-        # Requests in flight are answered before the gateway would be killed.
-        self._env.setdefault("ROLLYARD_SHUTDOWN_GRACE_S", str(plan.stop_timeout_s * 0.8))
+        # What a part still holds then is answered or handed back before the part would be killed.
+        for name in ("ROLLYARD_SHUTDOWN_GRACE_S", "ROLLYARD_DRAIN_S"):
+            self._env.setdefault(name, str(plan.stop_timeout_s * 0.7))
         self._probe_key = _add_own_key(self._env)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -110,11 +111,11 @@ class Supervisor:
 
     async def _start(self, directory: Path) -> None:
         plan = self._plan
+        addresses = self._addresses(directory)
         await self._build_image()
         try:
             async with asyncio.timeout(plan.start_timeout_s):
                 redis_url = plan.redis_url or await self._start_valkey(directory)
-                addresses = self._addresses(directory)
                 for number, address in enumerate(addresses):
                     await self._start_gateway(number, address, redis_url)
                 self._worker = self._child("worker", self._worker_command(redis_url))
@@ -189,9 +190,8 @@ class Supervisor:
             sockets = [directory / "gateway.sock"]
             sockets += [directory / f"gw{number}.sock" for number in range(1, plan.gateways)]
             return [f"unix://{socket}" for socket in sockets]
-        ports = [plan.port + number for number in range(plan.gateways)]
-        if plan.port == 0:
-            ports = free_port(plan.host, plan.gateways)
+        step = 1 if plan.port else 0
+        ports = free_ports(plan.host, [plan.port + step * n for n in range(plan.gateways)])
         host = f"[{plan.host}]" if ":" in plan.host else plan.host
         return [f"http://{host}:{port}" for port in ports]
 

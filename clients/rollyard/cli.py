@@ -14,6 +14,7 @@ from rollyard._version import __version__
 
 try:
     from cyclopts import App, CycloptsError, Parameter
+    from cyclopts.validators import Number
 except ImportError:
     sys.stderr.write(missing_extra("cli") + "\n")
     raise SystemExit(3) from None
@@ -35,6 +36,9 @@ app = App(
     version_flags=["--version", "-V"],
 )
 
+_Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
+_Count = Annotated[int, Parameter(validator=Number(gte=1))]
+_Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
 TemplateName = Literal["auto", "bare", "science"]
 
 
@@ -42,14 +46,14 @@ TemplateName = Literal["auto", "bare", "science"]
 def up(
     *,
     host: Annotated[str, Parameter(env_var="ROLLYARD_HOST")] = "127.0.0.1",
-    port: Annotated[int, Parameter(env_var="ROLLYARD_PORT")] = 8080,
+    port: Annotated[_Port, Parameter(env_var="ROLLYARD_PORT")] = 8080,
     redis_url: Annotated[str | None, Parameter(env_var="ROLLYARD_REDIS_URL")] = None,
-    gateways: int = 1,
-    slots: int | None = None,
+    gateways: _Count = 1,
+    slots: _Count | None = None,
     templates: str | None = None,
     allow_degraded: Annotated[bool, Parameter(negative="")] = False,
-    start_timeout_s: float = 60.0,
-    stop_timeout_s: float = 30.0,
+    start_timeout_s: _Seconds = 60.0,
+    stop_timeout_s: _Seconds = 30.0,
 ) -> int:
     """Start a whole service on this machine and keep it running until Ctrl-C or SIGTERM.
 
@@ -104,7 +108,7 @@ def up(
 def gateway(
     *,
     host: str | None = None,
-    port: int | None = None,
+    port: _Port | None = None,
     uds: Path | None = None,
     redis_url: str | None = None,
 ) -> NoReturn:
@@ -135,7 +139,7 @@ def gateway(
 def worker(
     *,
     redis_url: str | None = None,
-    slots: int | None = None,
+    slots: _Count | None = None,
     templates: str | None = None,
     allow_degraded: Annotated[bool, Parameter(negative="")] = False,
 ) -> NoReturn:
@@ -166,7 +170,7 @@ def worker(
 
 @app.command
 def run(
-    file: str,
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)],  # for "-" alone
     /,
     *,
     stdin: Path | None = None,

@@ -44,7 +44,14 @@ def test_every_command_explains_itself(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["run"], ["run", "x.py", "--nonsense"], ["nonsense"], ["up", "--port", "x"]]
+    "arguments",
+    [
+        ["run"],
+        ["run", "x.py", "--nonsense"],
+        ["nonsense"],
+        ["up", "--port", "x"],
+        ["up", "--slots", "0"],
+    ],
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
     done = _rollyard(*arguments)

@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import gzip
 import json
+import math
 import os
 import random
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -97,8 +99,8 @@ def _mixed_call(kind: str, n: int) -> Call:
                 str(sum(i * i for i in range(n))),
             )
         case "numpy":
-            code = f"import numpy as np\nprint(round(np.linalg.det(np.eye({n}) * 2.0)))"
-            stdout = str(2**n)
+            code = f"import numpy as np\nprint(int((np.ones(({n}, {n})) @ np.arange({n})).sum()))"
+            stdout = str(n * sum(range(n)))
         case "sympy":
             code = (
                 "import sympy as s\nx = s.symbols('x')\n"
@@ -164,11 +166,12 @@ def _progress() -> Progress:
 
 def report(title: str, answers: Sequence[Answer], elapsed_s: float) -> None:
     """Print a row for each kind of call, and the rate of all."""
-    table = Table(title=f"{title}: {len(answers)} runs in {elapsed_s:.1f} s, "
-                  f"{len(answers) / elapsed_s:.0f} runs/s", title_justify="left")  # fmt: skip
+    title = f"{title}: {len(answers)} runs in {elapsed_s:.1f} s, {len(answers) / elapsed_s:.0f}/s"
+    table = Table(title=title, title_justify="left", caption="times in ms", box=box.SIMPLE_HEAD,
+                  padding=(0, 1, 0, 0))  # fmt: skip
     for name in ("call", "expected", "got"):
-        table.add_column(name)
-    for name in ("latency ms p50", "p95", "p99", "queued ms p50", "p99", "run ms p50", "p99"):
+        table.add_column(name, vertical="bottom", no_wrap=True)
+    for name in ("answer\np50", "\np95", "\np99", "queued\np50", "\np99", "run\np50", "\np99"):
         table.add_column(name, justify="right")
     for kind in sorted({answer.call.kind for answer in answers}):
         some = [answer for answer in answers if answer.call.kind == kind]
@@ -195,8 +198,8 @@ def _counts(outcomes: Iterable[str]) -> str:
 
 def _at(values: Sequence[float], share: float) -> str:
     """The value below which ``share`` of all lie (nearest rank)."""
-    rank = max(0, -(-len(values) * share // 1) - 1)
-    return f"{sorted(values)[int(rank)]:.1f}"
+    value = sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 async def demonstrate(options: argparse.Namespace) -> bool:

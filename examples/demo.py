@@ -167,11 +167,16 @@ def _progress() -> Progress:
 def report(title: str, answers: Sequence[Answer], elapsed_s: float) -> None:
     """Print a row for each kind of call, and the rate of all."""
     title = f"{title}: {len(answers)} runs in {elapsed_s:.1f} s, {len(answers) / elapsed_s:.0f}/s"
-    table = Table(title=title, title_justify="left", caption="times in ms", box=box.SIMPLE_HEAD,
-                  padding=(0, 1, 0, 0))  # fmt: skip
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption="in ms: took, from call to answer; wait, in the queue; run, in the jail",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for name in ("call", "expected", "got"):
         table.add_column(name, vertical="bottom", no_wrap=True)
-    for name in ("answer\np50", "\np95", "\np99", "queued\np50", "\np99", "run\np50", "\np99"):
+    for name in ("took\np50", "\np95", "\np99", "wait\np50", "\np99", "run\np50", "\np99"):
         table.add_column(name, justify="right")
     for kind in sorted({answer.call.kind for answer in answers}):
         some = [answer for answer in answers if answer.call.kind == kind]

@@ -18,6 +18,7 @@ from typing import Self, cast, override
 
 from rollyard_queue.base import Queue, QueueFull
 from rollyard_queue.connections import Answer, Argument, Server
+from rollyard_queue.listening import Listener, Source
 from rollyard_queue.records import (
     Delivery,
     FinishedRun,
@@ -67,6 +68,7 @@ class RedisQueue(Queue):
         # Per reply list: entries handed out, and removed from the server at the next call.
         self._handed_out: dict[str, list[bytes]] = {}
         self._readers: dict[str, asyncio.Lock] = {}
+        self._listeners: dict[str, Listener] = {}
 
     @classmethod
     def from_url(
@@ -133,16 +135,19 @@ class RedisQueue(Queue):
 
     @override
     async def wait(self, worker_id: str, *, for_work: bool, wait_s: float) -> Notice:
-        """See Queue.wait. After it raised or was cancelled, claim once before waiting again."""
-        inbox = f"{self._tag}inbox:{worker_id}"
-        keys = [inbox, self._tag + "wake"] if for_work else [inbox]
-        popped = await self._pop(keys, wait_s=min(wait_s, MAX_BLOCK_S))
-        if popped is None:
-            return Notice()
-        key, value = cast("tuple[bytes, bytes]", popped)
-        if key != inbox.encode():
-            return Notice(work=True)
-        return Notice(cancelled=tuple(_texts(await self._run("inbox", worker_id, value))))
+        """See Queue.wait. One wait per worker at a time; cancelling it is cheap and loses nothing.
+
+        After it raised, claim once before waiting again. A ``wait_s`` of 0 looks and returns.
+        """
+        if wait_s > 0:
+            came = await self._listener(worker_id).wait(for_work=for_work, wait_s=wait_s)
+        else:
+            came = await self._look(worker_id, for_work=for_work)
+        cancelled: tuple[str, ...] = ()
+        if "inbox" in came:
+            ids = await self._run("inbox", worker_id, came["inbox"])
+            cancelled = tuple(_texts(ids))
+        return Notice(work="wake" in came, cancelled=cancelled)
 
     @override
     async def claim(self, worker_id: str, *, max_runs: int, lease_s: float) -> list[Delivery]:
@@ -190,6 +195,9 @@ class RedisQueue(Queue):
 
     @override
     async def retire(self, worker_id: str) -> None:
+        # Only when it takes no more tokens: one that it took now is passed on by the script.
+        if listener := self._listeners.pop(worker_id, None):
+            await listener.stop()
         await self._run("announce", worker_id, 0, 0)
 
     @override
@@ -243,6 +251,8 @@ class RedisQueue(Queue):
     async def close(self) -> None:
         """Remove the replies that were handed out, and close all connections."""
         try:
+            for listener in self._listeners.values():
+                await listener.stop()
             for reply_to, handed_out in self._handed_out.items():
                 if handed_out:
                     key = f"{self._tag}replies:{reply_to}"
@@ -251,13 +261,28 @@ class RedisQueue(Queue):
         finally:
             await self._server.close()
 
-    async def _pop(self, keys: Sequence[str], *, wait_s: float) -> Answer:
-        if wait_s > 0:
-            return (await self._server.block([("BLPOP", *keys, wait_s)], wait_s=wait_s))[-1]
-        # Inside a transaction it looks and does not wait.
-        commands = [("MULTI",), ("BLPOP", *keys, 0), ("EXEC",)]
+    def _listener(self, worker_id: str) -> Listener:
+        listener = self._listeners.get(worker_id)
+        if listener is None:
+            listener = self._listeners[worker_id] = Listener(
+                self._server,
+                inbox=f"{self._tag}inbox:{worker_id}",
+                wake=self._tag + "wake",
+                pass_on=lambda: self._run("wake"),
+            )
+        return listener
+
+    async def _look(self, worker_id: str, *, for_work: bool) -> dict[Source, bytes]:
+        sources: dict[str, Source] = {f"{self._tag}inbox:{worker_id}": "inbox"}
+        if for_work:
+            sources[self._tag + "wake"] = "wake"
+        # Inside a transaction a blocking read does not block.
+        commands = [("MULTI",), ("BLPOP", *sources, 0), ("EXEC",)]
         [popped] = cast("list[Answer]", (await self._server.block(commands, wait_s=0))[-1])
-        return popped
+        if popped is None:
+            return {}
+        key, value = cast("tuple[bytes, bytes]", popped)
+        return {sources[key.decode()]: value}
 
     async def _run(self, name: ScriptName, *arguments: Argument) -> Answer:
         head = (self._tag, self._result_ttl_ms)

@@ -19,6 +19,7 @@ ScriptName = Literal[
     "release",
     "announce",
     "reap",
+    "wake",
     "stats",
 ]
 

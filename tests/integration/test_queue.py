@@ -379,14 +379,18 @@ async def test_a_run_past_its_deadline_is_answered_unrun(
     assert await keys.lasting() == set()
 
 
-async def test_a_redelivered_run_keeps_its_deadline(queue: RedisQueue, server: Server):
-    await queue.submit([run("a", expires_in_ms=20)], reply_to="gw")
-    await queue.claim("w", max_runs=1, lease_s=0)
+async def test_a_run_that_comes_back_keeps_its_deadline(queue: RedisQueue, server: Server):
+    await queue.submit([run(run_id, expires_in_ms=100) for run_id in "ab"], reply_to="gw")
+    await queue.claim("w", max_runs=2, lease_s=0)
+    assert await queue.release("w", ["b"]) == 1
     assert await queue.reap() == 1
-    await until_ms_passed(server, 20)
-    assert await queue.reap() == 1
-    [reply] = await read(queue)
-    assert outcome(reply.result) == "expired"
+    await until_ms_passed(server, 100)
+    assert await queue.reap() == 2
+    replies = await read(queue)
+    assert {reply.run_id: outcome(reply.result) for reply in replies} == {
+        "a": "expired",
+        "b": "expired",
+    }
 
 
 # Cancelling
@@ -530,6 +534,61 @@ async def test_no_wake_is_left_when_the_queue_is_empty(queue: RedisQueue, keys: 
     await queue.submit(runs(10), reply_to="gw")
     await queue.cancel([one.run_id for one in runs(10)])
     assert "wake" not in await keys.all()
+
+
+async def interrupted(queue: RedisQueue, worker: str, *, for_work: bool) -> None:
+    """A wait that its caller cancels once the server has it."""
+    waiting = asyncio.create_task(queue.wait(worker, for_work=for_work, wait_s=30))
+    await asyncio.sleep(0)
+    await queue.ping()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_an_interrupted_wait_loses_nothing(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    await claim_one(queue)
+    await interrupted(queue, "w", for_work=True)
+    await queue.cancel(["a"])
+    await queue.submit([run("b")], reply_to="gw")
+    first = await queue.wait("w", for_work=True, wait_s=30)
+    second = await queue.wait("w", for_work=True, wait_s=30) if not first.work else Notice()
+    assert first.work or second.work
+    assert first.cancelled + second.cancelled == ("a",)
+
+
+async def test_a_wake_for_a_worker_that_is_full_by_now_goes_to_another(make_queue: MakeQueue):
+    queue = make_queue()
+    await interrupted(queue, "full", for_work=True)
+    busy = asyncio.create_task(queue.wait("full", for_work=False, wait_s=30))
+    await asyncio.sleep(0)
+    # The token finds the worker that has listened longest, and that has no room any more.
+    idle = asyncio.create_task(make_queue().wait("idle", for_work=True, wait_s=30))
+    await queue.submit([run("a")], reply_to="gw")
+    assert await asyncio.wait_for(idle, 10) == Notice(work=True)
+    await queue.cancel(["a"])
+    busy.cancel()
+    await asyncio.gather(busy, return_exceptions=True)
+    # Without work there is nothing to pass on, and nothing left over.
+    await interrupted(queue, "full", for_work=True)
+    await queue.submit([run("b")], reply_to="gw")
+    await queue.cancel(["b"])
+    assert await queue.wait("full", for_work=False, wait_s=0.01) == Notice()
+
+
+async def test_interrupting_costs_no_connection(queue: RedisQueue, server: Server):
+    async def connections() -> int:
+        return len(cast("bytes", await server.command("CLIENT", "LIST")).splitlines())
+
+    await interrupted(queue, "w", for_work=True)
+    before = await connections()
+    for number in range(20):
+        await interrupted(queue, "w", for_work=number % 2 == 0)
+    assert await connections() == before
+    await queue.retire("w")
+    while await connections() != before - 2:
+        pass
 
 
 async def test_redelivered_and_released_runs_wake_workers(queue: RedisQueue):

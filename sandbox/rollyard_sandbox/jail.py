@@ -122,6 +122,7 @@ def configuration(root: Path, code: Path, template: str, ids: IdRange) -> NsJail
     """The jail of one template."""
     start = (
         f"import sys; sys.path.insert(0, {image.GUEST_HOME!r}); "
+        f"from {_GUEST_PACKAGE} import hooks; hooks.collect(); "
         f"from {_GUEST_PACKAGE}.template import main; main({template!r})"
     )
     mounts = [_bind(root, "/", is_dir=True), _bind(code, image.GUEST_HOME, is_dir=True)]
@@ -161,7 +162,7 @@ class Jail:
 
     @classmethod
     async def start(cls, config: NsJailConfig, runtime_dir: Path) -> "Jail":
-        """Start nsjail; its stderr (and the template's) is ``process.stderr``.
+        """Start nsjail; what it and the template say is ``process.stdout``.
 
         Raises:
             JailError: nsjail cannot be executed.
@@ -176,8 +177,8 @@ class Jail:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", "-c", _LAUNCH, str(theirs.fileno()), str(CONTROL_FD),
                 str(nsjail_binary()), "--config", str(path),
-                stdin=stdin_read, stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE, pass_fds=(theirs.fileno(),),
+                stdin=stdin_read, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT, pass_fds=(theirs.fileno(),),
                 env={"PATH": "/usr/bin:/bin"}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:

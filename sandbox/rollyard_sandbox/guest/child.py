@@ -5,8 +5,6 @@ file. Does not protect anything else: whatever is in this process belongs to the
 nothing here decides how the run ended (the slot's PID 1 does, from outside).
 """
 
-import atexit
-import ctypes
 import gc
 import os
 import random
@@ -17,12 +15,13 @@ import threading
 import types
 from typing import NoReturn
 
-from . import box, kernel
+from . import box, hooks, kernel
 
 # Kept here because the program may replace them; it can still kill its own exit, and only that.
 _exit, _getpid, _kill = os._exit, os.getpid, os.kill
 _exec, _compile = exec, compile
 _MERSENNE_WORDS = 624
+_REHEARSALS = 20
 _OOM_FIRST = b"1000"  # the kernel's out-of-memory killer takes the program, never its PID 1
 
 ENVIRONMENT = {
@@ -74,38 +73,41 @@ def run(code: str, files: dict[str, str | dict[str, str]]) -> NoReturn:
     try:
         if files:
             box.put(files)
-        source = code.encode()
-        main = os.open(box.MAIN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        while source:
-            source = source[os.write(main, source) :]
-        os.close(main)
+        _write_main(code.encode())
     except OSError as error:  # does not fit into disk_bytes, or a path is used twice
         os.write(2, f"rollyard: cannot write the request's files: {error}\n".encode())
         _exit(1)
     namespace = _fresh_main()
+    hooks.restore()
     _reseed()
     gc.enable()
-    # A frame of ours may outlive the program's in a traceback; CPython's own would not.
-    _leave(_execute(code, namespace))
+    exit_code = _execute(code, namespace)
+    _leave(exit_code, thorough=bool(files) or _may_have_destructors(code))
+
+
+def _write_main(source: bytes) -> None:
+    main = os.open(box.MAIN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    while source:
+        source = source[os.write(main, source) :]
+    os.close(main)
 
 
 def _fresh_main() -> dict[str, object]:
     module = types.ModuleType("__main__")
-    module.__file__ = box.MAIN
-    module.__cached__ = None
-    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    namespace = module.__dict__
+    namespace["__file__"] = box.MAIN
+    namespace["__cached__"] = None
+    namespace["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = module
     sys.argv = [box.MAIN]
     sys.orig_argv = [sys.executable, box.MAIN]
     sys.path.insert(0, box.WORK)
-    return module.__dict__
+    return namespace
 
 
 def _reseed() -> None:
     """Give this run random numbers of its own: all forks share the template's state."""
     random.seed()
-    if tempfile := sys.modules.get("tempfile"):
-        tempfile._name_sequence = None
     if numpy := sys.modules.get("numpy"):
         # The whole Mersenne state from the kernel: 10 µs, where seed() takes 430.
         words = numpy.frombuffer(os.urandom(4 * _MERSENNE_WORDS), dtype=numpy.uint32)
@@ -137,15 +139,21 @@ def _exit_code(stop: SystemExit) -> int:
     return 1
 
 
-def _leave(exit_code: int | None) -> NoReturn:
+def _may_have_destructors(code: str) -> bool:
+    """False where a last collection of cycles could change nothing that anyone sees."""
+    return "__del__" in code or "weakref" in code or "open" in code
+
+
+def _leave(exit_code: int | None, *, thorough: bool) -> NoReturn:
     """What Py_FinalizeEx does that a program can see, without tearing down shared libraries."""
     try:
-        threading._shutdown()
-        atexit._run_exitfuncs()
+        if len(threading._active) > 1:
+            threading._shutdown()  # waits for the program's threads
+        hooks.run_exit_callbacks()
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     flushed = _flush()
-    _clear_main()
+    _clear_main(thorough)
     flushed = _flush() and flushed
     if exit_code is None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -176,7 +184,7 @@ def _write_unraisable(error: BaseException) -> None:
         return
 
 
-def _clear_main() -> None:
+def _clear_main(thorough: bool) -> None:
     """Run the destructors of the program's globals, in CPython's order (finalize_modules)."""
     try:
         main = sys.modules.get("__main__")
@@ -185,9 +193,28 @@ def _clear_main() -> None:
             for name in list(names):
                 if (name[:1] == "_" and name[1:2] != "_") is private and name != "__builtins__":
                     names[name] = None
-        gc.collect()
+        if thorough:
+            gc.collect()
     except BaseException:
         return  # a program that breaks its own teardown has already said all it will
+
+
+def rehearse() -> None:
+    """Run this module's own code until the interpreter has specialised it, in the template.
+
+    Specialised instructions do not count their executions, so each fork finds them warm and
+    copies fewer pages.
+    """
+    argv, orig_argv, path = sys.argv, sys.orig_argv, list(sys.path)
+    main = sys.modules["__main__"]
+    for _ in range(_REHEARSALS):
+        _execute("x = 1", _fresh_main())
+        _may_have_destructors("pass")
+        _reseed()
+        _flush()
+        _clear_main(thorough=False)
+    sys.argv, sys.orig_argv, sys.path[:] = argv, orig_argv, path
+    sys.modules["__main__"] = main
 
 
 def prepare_streams() -> None:
@@ -203,4 +230,3 @@ def prepare_streams() -> None:
 
 
 _TextIO = type(sys.__stderr__)
-_ = ctypes  # imported before the fork: it is on every program's path to a crash test

@@ -15,7 +15,6 @@ import signal
 import socket
 import time
 import traceback
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from . import box, child, filter, frames, kernel
@@ -102,20 +101,9 @@ class Slot:
             child.run(job["code"], job["files"])
         for end in (stdin_read, out_write, err_write):
             os.close(end)
-        watch = Watch(
-            pid=pid,
-            sock=self._sock,
-            started=started,
-            timeout_s=limits["timeout_s"],
-            cpu_s=limits["cpu_s"],
-            stdin=stdin_write,
-            pending=memoryview((job["stdin"] or "").encode()),
-            streams={
-                out_read: KeptOutput(limits["output_bytes"]),
-                err_read: KeptOutput(limits["output_bytes"]),
-            },
-            stop_at_limit=job["on_output_limit"] == "stop",
-        )
+        stdout, stderr = KeptOutput(limits["output_bytes"]), KeptOutput(limits["output_bytes"])
+        watch = Watch(self._sock, pid, started, limits, job["on_output_limit"] == "stop")
+        watch.take(stdin_write, job["stdin"], {out_read: stdout, err_read: stderr})
         try:
             watch.until_end()
             ended = time.monotonic()
@@ -123,7 +111,6 @@ class Slot:
             watch.drain()
         finally:
             watch.close()
-        stdout, stderr = watch.streams[out_read], watch.streams[err_read]
         files = job["fetch_files"]
         return {
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
@@ -176,36 +163,48 @@ def _kill_and_reap(pid: int) -> tuple[int, float]:
         pause = min(2 * pause, 0.05)
 
 
-@dataclass
 class Watch:
     """Follows one program until it ends or must end."""
 
-    pid: int
-    sock: socket.socket
-    started: float
-    timeout_s: float
-    cpu_s: float | None
-    stdin: int
-    pending: memoryview
-    streams: dict[int, KeptOutput]
-    stop_at_limit: bool
-    killed: str | None = None
-    _poll: select.poll = field(default_factory=select.poll)
-    _pidfd: int = -1
+    # Plain attributes: each page that PID 1 touches after a fork is copied.
+    __slots__ = (
+        "_pidfd", "_poll", "cpu_s", "killed", "pending", "sock", "started", "stdin",
+        "stop_at_limit", "streams", "timeout_s",
+    )  # fmt: skip
+
+    def __init__(
+        self, sock: socket.socket, pid: int, started: float, limits: dict[str, Any], stop: bool
+    ) -> None:
+        self.sock = sock
+        self.started = started
+        self.timeout_s: float = limits["timeout_s"]
+        self.cpu_s: float | None = limits["cpu_s"]
+        self.stop_at_limit = stop
+        self.killed: str | None = None
+        self.stdin = -1
+        self.pending = memoryview(b"")
+        self.streams: dict[int, KeptOutput] = {}
+        self._pidfd = os.pidfd_open(pid)
+        self._poll = select.poll()
+        self._poll.register(self._pidfd, select.POLLIN)
+        self._poll.register(sock, select.POLLIN)
+
+    def take(self, stdin: int, text: str | None, streams: dict[int, KeptOutput]) -> None:
+        """Own these pipe ends: feed one, read the others, close all in close()."""
+        self.streams = streams
+        for stream in streams:
+            os.set_blocking(stream, False)
+            self._poll.register(stream, select.POLLIN)
+        if not text:
+            os.close(stdin)
+            return
+        self.stdin = stdin
+        self.pending = memoryview(text.encode())
+        os.set_blocking(stdin, False)
+        self._poll.register(stdin, select.POLLOUT)
 
     def until_end(self) -> None:
         """Return when the first process has ended, or when ``killed`` says why it must."""
-        self._pidfd = os.pidfd_open(self.pid)
-        self._poll.register(self._pidfd, select.POLLIN)
-        self._poll.register(self.sock, select.POLLIN)
-        for stream in self.streams:
-            os.set_blocking(stream, False)
-            self._poll.register(stream, select.POLLIN)
-        if self.pending:
-            os.set_blocking(self.stdin, False)
-            self._poll.register(self.stdin, select.POLLOUT)
-        else:
-            self._close_stdin()
         due = self.started + min(self.timeout_s, self.cpu_s or self.timeout_s)
         while self.killed is None:
             now = time.monotonic()
@@ -240,11 +239,8 @@ class Watch:
             self.pending = self.pending[:0]
         if not self.pending:
             self._poll.unregister(self.stdin)
-            self._close_stdin()
-
-    def _close_stdin(self) -> None:
-        os.close(self.stdin)
-        self.stdin = -1
+            os.close(self.stdin)
+            self.stdin = -1
 
     def _read(self, stream: int) -> bool:
         """Take what is there; False at end of file."""

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from . import child, slot, warmup
+from . import child, hooks, slot, warmup
 
 CONTROL_FD = 3
 _MAX_MESSAGE_BYTES = 4096
@@ -31,6 +31,8 @@ def main(name: str) -> None:
     child.prepare_streams()
     missing = _import_all(warmup.MODULES[name])
     _exercise(warmup.EXERCISES[name])
+    hooks.end_collection()
+    child.rehearse()
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:  # a fork would copy locks that no thread will ever release
         raise SystemExit(f"template {name} has {threads} threads after its imports")

@@ -1,0 +1,1 @@
+"""Measurements of a Rollyard service: what a run costs, and where."""

@@ -21,7 +21,7 @@ from rollyard._config import (
     make_config,
 )
 from rollyard._link import Link
-from rollyard._transport import check_transport
+from rollyard._transport import transport_class
 from rollyard.errors import BadRequest, DeadlineExceeded, RollyardError
 from rollyard.types import RUN_ID_PATTERN, Limits, RunRequest, RunResult, Template
 
@@ -85,7 +85,7 @@ class AsyncClient:
         )
 
     def _set_up(self, config: ClientConfig) -> None:
-        check_transport(config.transport)
+        transport_class(config.transport)
         self._config = config
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         _fork.watch(self)
@@ -120,8 +120,9 @@ class AsyncClient:
         loop = asyncio.get_running_loop()
         link = self._links.get(loop)
         if link is None:
-            for other in [other for other in self._links if other.is_closed()]:
-                del self._links[other]
+            for other in list(self._links):  # other threads' loops may come and go meanwhile
+                if other.is_closed():
+                    self._links.pop(other, None)
             link = self._links[loop] = Link(self._config)
             await link.open()
         return link

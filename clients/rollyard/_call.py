@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 QUEUE_ALLOWANCE_S = 600.0
 # Start-up, delivery to another worker after a loss, and the way back.
 MARGIN_S = 60.0
+MIN_DEADLINE_S = 0.001  # the service takes no 0
 
 
 class LimitsDict(TypedDict, total=False):
@@ -39,7 +40,16 @@ RunLike = str | RunRequest | Mapping[str, object]
 class Call:
     """One run that somebody waits for."""
 
-    __slots__ = ("exchange", "future", "own_id", "payload", "run_id", "silence_s")
+    __slots__ = (
+        "_request",
+        "_started",
+        "exchange",
+        "future",
+        "own_id",
+        "payload",
+        "run_id",
+        "silence_s",
+    )
 
     def __init__(self, request: RunRequest) -> None:
         self.own_id = request.run_id is None
@@ -48,8 +58,9 @@ class Call:
             request = request.model_copy(update={"run_id": uuid.uuid4().hex})
         assert request.run_id is not None
         self.run_id: str = request.run_id
-        # Unset fields are left to the service; a set one travels even when equal to the default.
-        self.payload = request.model_dump_json(exclude_unset=True).encode()
+        self.payload = _payload(request)
+        self._request = request if request.deadline_s is not None else None
+        self._started = asyncio.get_running_loop().time()
         queue_s = request.deadline_s if request.deadline_s is not None else QUEUE_ALLOWANCE_S
         self.silence_s = queue_s + request.limits.timeout_s + MARGIN_S
         """Silence in seconds that this run explains: it may be queued, then running."""
@@ -57,11 +68,28 @@ class Call:
         self.exchange: Exchange | None = None
         """The HTTP exchange that carries it, once it left the window."""
 
+    def payload_now(self) -> bytes:
+        """The payload, with what is left of its deadline: a retry must not prolong it.
+
+        Past it the service still decides: the run may have started in time.
+        """
+        request = self._request
+        if request is None or request.deadline_s is None:
+            return self.payload
+        waited_s = asyncio.get_running_loop().time() - self._started
+        left_s = max(MIN_DEADLINE_S, request.deadline_s - waited_s)
+        return _payload(request.model_copy(update={"deadline_s": left_s}))
+
     @property
     def answered(self) -> bool:
         """True when a result came; False while it waits, when it failed, or was given up."""
         future = self.future
         return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _payload(request: RunRequest) -> bytes:
+    # Unset fields are left to the service; a set one travels even when equal to the default.
+    return request.model_dump_json(exclude_unset=True).encode()
 
 
 def make_request(

@@ -18,7 +18,7 @@ from rollyard._config import (
     DEFAULT_MAX_RETRIES,
     TransportKind,
 )
-from rollyard._loop_thread import LoopThread
+from rollyard._loop_thread import LoopThread, outcome
 from rollyard.types import Limits, RunRequest, RunResult, Template
 
 
@@ -184,7 +184,7 @@ class Client:
             try:
                 while (result := results.get()) is not None:
                     yield result
-                pumping.result()
+                outcome(pumping)
             finally:
                 pumping.cancel()
 

@@ -81,7 +81,7 @@ class Exchange:
     async def _try_once(self, waiting: dict[str, Call]) -> Refusal | TransportFault:
         """One request. Answers go straight to the callers; returns why the others have none."""
         calls = waiting.values()
-        body = b'{"runs":[' + b",".join(call.payload for call in calls) + b"]}"
+        body = b'{"runs":[' + b",".join(call.payload_now() for call in calls) + b"]}"
         silence_s = max(call.silence_s for call in calls)
         try:
             async with self._transport.request(

@@ -9,7 +9,7 @@ from rollyard._coalesce import Coalescer
 from rollyard._config import ClientConfig
 from rollyard._refusal import Refusal, read_refusal
 from rollyard._retry import RetryPolicy, TransportFault, final_error, is_retried, retry_after_s
-from rollyard._transport import Transport, open_transport
+from rollyard._transport import Transport, transport_class
 from rollyard.errors import RollyardError
 
 SHORT_REQUEST_S = 15.0  # cancel, stats, health: answered from memory or one queue round trip
@@ -26,7 +26,7 @@ class Link:
 
     def __init__(self, config: ClientConfig) -> None:
         self._policy = RetryPolicy(config.max_retries)
-        self._transport = open_transport(config)
+        self._transport = transport_class(config.transport)(config)
         self.coalescer = Coalescer(config, self._transport)
         self._cancels: set[asyncio.Task[None]] = set()
         self._cancel_slots = asyncio.Semaphore(CANCELS_AT_ONCE)

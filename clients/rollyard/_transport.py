@@ -1,6 +1,6 @@
 """The seam between the SDK and an HTTP library: one request out, one streamed answer back."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from typing import Protocol
@@ -63,22 +63,18 @@ def request_headers(config: ClientConfig, accept: str, body: bytes | None) -> di
     return headers
 
 
-def check_transport(kind: TransportKind) -> None:
-    """Return if the library of the transport is installed.
+def transport_class(kind: TransportKind) -> Callable[[ClientConfig], Transport]:
+    """Import what the transport needs: not with the SDK, and not amid the first request.
 
     Raises:
-        ImportError: it is not; the message says what to install.
+        ImportError: its library is not installed; the message says what to install.
     """
-    if kind == "aiohttp" and find_spec("aiohttp") is None:
-        raise ImportError("transport='aiohttp' needs aiohttp: pip install 'rollyard[aiohttp]'")
-
-
-def open_transport(config: ClientConfig) -> Transport:
-    """Build the transport that ``config`` names; its library is imported only now."""
-    if config.transport == "aiohttp":
+    if kind == "aiohttp":
+        if find_spec("aiohttp") is None:
+            raise ImportError("transport='aiohttp' needs aiohttp: pip install 'rollyard[aiohttp]'")
         from rollyard._transport_aiohttp import AiohttpTransport
 
-        return AiohttpTransport(config)
+        return AiohttpTransport
     from rollyard._transport_httpx2 import Httpx2Transport
 
-    return Httpx2Transport(config)
+    return Httpx2Transport

@@ -1,5 +1,6 @@
 """The transport of the extra ``rollyard[aiohttp]``: the same behaviour, less CPU a request."""
 
+import io
 import socket
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from rollyard._transport import (
     request_headers,
 )
 from rollyard.errors import RollyardError
+
+ONE_WRITE_BYTES = 1 << 19
 
 
 def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:  # pyright: ignore[reportUnknownParameterType]
@@ -87,7 +90,8 @@ class AiohttpTransport:
             async with self._open().request(
                 method,
                 self._config.base_url + path,
-                data=body,
+                # aiohttp warns of large bytes: it would write them in one go.
+                data=io.BytesIO(body) if body and len(body) > ONE_WRITE_BYTES else body,
                 headers=request_headers(self._config, accept, body),
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(

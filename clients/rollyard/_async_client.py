@@ -202,9 +202,7 @@ class AsyncClient:
         except asyncio.CancelledError:
             link.abandon([call])
             raise
-        except TimeoutError as error:
-            if isinstance(error, RollyardError):
-                raise
+        except TimeoutError:
             if call.own_id:  # with an id of the caller's, the next call may ask for the result
                 link.abandon([call])
             message = f"no result within {timeout_s:g} s"

@@ -92,9 +92,7 @@ class BatchStream:
         self._wake.set()
 
     async def _some_ended(self, deadline: float | None) -> None:
-        self._wake.clear()
-        if self._ended:
-            return
+        self._wake.clear()  # all that ended was taken, with nothing awaited since
         if deadline is None:
             await self._wake.wait()
             return

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 QUEUE_ALLOWANCE_S = 600.0
 # Start-up, delivery to another worker after a loss, and the way back.
 MARGIN_S = 60.0
+_RUN_ID = {"run_id"}
 MIN_DEADLINE_S = 0.001  # the service takes no 0
 
 
@@ -54,11 +55,8 @@ class Call:
     def __init__(self, request: RunRequest) -> None:
         self.own_id = request.run_id is None
         """The id was made here, so nobody else can wait for this run."""
-        if request.run_id is None:
-            request = request.model_copy(update={"run_id": uuid.uuid4().hex})
-        assert request.run_id is not None
-        self.run_id: str = request.run_id
-        self.payload = _payload(request)
+        self.run_id = request.run_id if request.run_id is not None else uuid.uuid4().hex
+        self.payload = _payload(request, self.run_id)
         self._request = request if request.deadline_s is not None else None
         self._started = asyncio.get_running_loop().time()
         queue_s = request.deadline_s if request.deadline_s is not None else QUEUE_ALLOWANCE_S
@@ -78,7 +76,7 @@ class Call:
             return self.payload
         waited_s = asyncio.get_running_loop().time() - self._started
         left_s = max(MIN_DEADLINE_S, request.deadline_s - waited_s)
-        return _payload(request.model_copy(update={"deadline_s": left_s}))
+        return _payload(request.model_copy(update={"deadline_s": left_s}), self.run_id)
 
     @property
     def answered(self) -> bool:
@@ -87,9 +85,10 @@ class Call:
         return future.done() and not future.cancelled() and future.exception() is None
 
 
-def _payload(request: RunRequest) -> bytes:
+def _payload(request: RunRequest, run_id: str) -> bytes:
     # Unset fields are left to the service; a set one travels even when equal to the default.
-    return request.model_dump_json(exclude_unset=True).encode()
+    fields = request.model_dump_json(exclude_unset=True, exclude=_RUN_ID)
+    return f'{{"run_id":"{run_id}",{fields[1:]}'.encode()  # an id has nothing to escape
 
 
 def make_request(

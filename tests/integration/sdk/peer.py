@@ -176,6 +176,18 @@ def hold(gates: dict[str, Gate]) -> Script:
     return script
 
 
+def hold_body(gate: Gate) -> Script:
+    """An answer whose body comes when the gate opens."""
+
+    async def script(reply: Reply) -> None:
+        reply.peer.gates.append(gate)
+        await reply.start()
+        await gate.passed()
+        await reply.end(b"{}")
+
+    return script
+
+
 class Peer:
     """The server. ``scripts`` answer successive batches; after the last, ``always`` does."""
 
@@ -183,6 +195,8 @@ class Peer:
         self.requests: list[Seen] = []
         self.scripts: deque[Script] = deque()
         self.always: Script = answer
+        self.short_scripts: deque[Script] = deque()
+        """The same for all other requests."""
         self.result: Callable[[Json], Json] = lambda run: {
             "run_id": run["run_id"],
             "outcome": "ok",
@@ -243,7 +257,7 @@ class Peer:
     def _script(self, seen: Seen) -> Script:
         if seen.path == "/v1/batches":
             return self.scripts.popleft() if self.scripts else self.always
-        return _short_answer
+        return self.short_scripts.popleft() if self.short_scripts else _short_answer
 
 
 async def _short_answer(reply: Reply) -> None:

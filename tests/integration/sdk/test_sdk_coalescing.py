@@ -1,15 +1,16 @@
 """Concurrent calls travel together, and none depends on another."""
 
 import asyncio
+import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rollyard import AsyncClient, Client, RunResult
+from rollyard import AsyncClient, Client, RunRequest, RunResult, TransportError
 from rollyard._config import TransportKind
 
-from .peer import Gate, Peer, answer, hold
+from .peer import Gate, Peer, answer, hold, hold_body, refuse
 
 
 async def test_concurrent_calls_share_requests(peer: Peer, transport: TransportKind) -> None:
@@ -103,6 +104,44 @@ async def test_cancelled_lone_call_hangs_up_and_cancels_its_run(
         await peer.until(lambda: peer.requests[0].gone.is_set() and len(peer.deletes) == 1)
         gate.open()
     assert peer.deletes == peer.batches[0].ids
+
+
+async def test_close_after_a_cancel_still_says_so(peer: Peer) -> None:
+    peer.always = hold({"doomed": Gate(), "neighbour": Gate()})
+    client = AsyncClient(peer.url)
+    doomed = asyncio.ensure_future(client.run("doomed"))
+    neighbour = asyncio.ensure_future(client.run("neighbour"))
+    await peer.until(lambda: len(peer.requests) == 1)
+    doomed.cancel()
+    await asyncio.wait([doomed])
+    await client.aclose()
+    assert peer.deletes == [peer.batches[0].ids[0]]
+    with pytest.raises(TransportError):
+        await neighbour
+
+
+async def test_cancel_that_fails_or_hangs_disturbs_nobody(peer: Peer) -> None:
+    gate = Gate()
+    peer.always = hold({"doomed": Gate(), "neighbour": gate})
+    peer.short_scripts.extend([refuse(500), hold_body(Gate())])
+    async with AsyncClient(peer.url) as client:
+        doomed = [asyncio.ensure_future(client.run("doomed")) for _ in range(2)]
+        neighbour = asyncio.ensure_future(client.run("neighbour"))
+        await peer.until(lambda: len(peer.requests) == 1)
+        for task in doomed:
+            task.cancel()
+        await peer.until(lambda: len(peer.deletes) == 2)
+        gate.open()
+        assert (await neighbour).ok
+
+
+async def test_request_and_endless_patience(peer: Peer) -> None:
+    async with AsyncClient(peer.url, timeout_s=30, job="ours") as client:
+        assert (await client.submit(RunRequest(code="p", run_id="mine"))).run_id == "mine"
+        assert (await client.run("p", timeout_s=math.inf)).ok
+    with Client(peer.url, job="ours") as client:
+        assert client.submit(RunRequest(code="p")).ok
+    assert {run["job"] for seen in peer.batches for run in seen.runs} == {"ours"}
 
 
 async def test_cancelled_group_hangs_up_once(peer: Peer) -> None:

@@ -188,6 +188,16 @@ async def test_no_server_is_a_transport_error(transport: TransportKind) -> None:
         assert not await client.healthy()
 
 
+async def test_bug_in_the_transport_leaves_no_caller_waiting(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = mock.patch("rollyard._exchange.LineSplitter.feed", side_effect=RuntimeError("bug"))
+    async with AsyncClient(peer.url) as client:
+        with broken, pytest.raises(TransportError, match="RuntimeError: bug"):
+            await client.run("p")
+    assert "exchange failed" in caplog.text
+
+
 async def test_service_that_comes_back_is_found(transport: TransportKind, peer: Peer) -> None:
     peer.scripts.extend([cut_after(0)] * 3)
     async with AsyncClient(peer.url, transport=transport) as client:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rollyard import AsyncClient, Client, TransportError
+from rollyard import AsyncClient, Client, TransportError, Unauthorized
 from rollyard._config import TransportKind
 from rollyard._loop_thread import LoopThread
 
-from .peer import Gate, Peer, Serving, hold
+from .peer import Gate, Peer, Serving, cut_after, hold, refuse
 
 
 def test_one_client_in_several_loops(peer: Peer, transport: TransportKind) -> None:
@@ -196,6 +196,20 @@ def test_unix_socket(tmp_path: Path, transport: TransportKind) -> None:
             assert client.healthy()
             assert client.ready()
         assert len(peer.requests) == 3
+
+
+async def test_short_requests_are_retried_and_refused_as_runs_are(
+    peer: Peer, transport: TransportKind
+) -> None:
+    async with AsyncClient(peer.url, transport=transport) as client:
+        peer.short_scripts.extend([refuse(503), cut_after(0)])
+        assert await client.stats() == {"queued": 3, "in_flight": 1}
+        peer.short_scripts.append(refuse(401))
+        with pytest.raises(Unauthorized):
+            await client.cancel("some-run")
+        peer.short_scripts.append(refuse(503))
+        assert not await client.ready()
+    assert len(peer.requests) == 5
 
 
 async def test_short_requests(peer: Peer, transport: TransportKind) -> None:

@@ -5,6 +5,7 @@
 -- Reads run:<id>. Writes run:<id>, job:<job>, ring, deadlines, leases, load, wake, totals,
 -- inbox:<worker>, replies:<gateway>.
 local abandons = ARGV[3]
+local GONE_TTL_MS = 120000 -- several leases: by then its worker has been told, or is dead
 local answer, runs, bytes = {}, 0, 0
 
 -- The waiters without the gateway, or false when it is not one of them.
@@ -25,7 +26,7 @@ local function forget(key, attempt)
   redis.call('DEL', key)
   if attempt > 0 then
     redis.call('HSET', key, 'state', 'gone', 'attempt', attempt)
-    redis.call('PEXPIRE', key, RESULT_TTL_MS)
+    redis.call('PEXPIRE', key, GONE_TTL_MS)
   end
 end
 

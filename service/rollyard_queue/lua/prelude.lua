@@ -24,7 +24,7 @@
 --                            base (attempts of an abandoned earlier life), owner (worker),
 --                            waiters (gateways, one a line, never empty while queued or running).
 --                            done: only state and result, TTL the result's. gone: only state and
---                            attempt, same TTL. No TTL while queued or running.
+--                            attempt, TTL GONE_TTL_MS. No TTL while queued or running.
 --   job:<job>          zset  queued run ids of the job; score: since. Gone when empty.
 --   replies:<gateway>  stream  run_id, result: not yet acknowledged by the gateway. Deleted entry
 --                            by entry by the reader; TTL REPLIES_TTL_MS from the last push, so

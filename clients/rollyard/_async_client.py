@@ -38,7 +38,7 @@ class AsyncClient:
 
     Args:
         base_url: ``http://host:port``, ``https://…`` or ``unix:///path/to.sock``. Default: the
-            environment variable ``ROLLYARD_URL``, else ``http://127.0.0.1:8080``.
+            environment variable ``ROLLYARD_URL``, else ``http://127.0.0.1:8000``.
         api_key: Bearer key. Default: ``ROLLYARD_API_KEY``, else none.
         job: The training job to which runs are accounted that name none.
         timeout_s: Seconds that one call may take in all, retries included; None: no bound but

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 TransportKind = Literal["httpx2", "aiohttp"]
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_BATCH_MAX_RUNS = 64
 DEFAULT_BATCH_MAX_DELAY_S = 0.002
 # A streamed batch holds its connection until its slowest run ends, so this times the batch size

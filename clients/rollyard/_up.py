@@ -97,6 +97,8 @@ class Supervisor:
         """
         require_python()
         with RuntimeDir() as directory:
+            # What a killed part leaves lies where it is removed with all the rest.
+            self._env["TMPDIR"] = str(directory.path)
             stopper = asyncio.create_task(stop.wait())
             starter = asyncio.create_task(self._start(directory.path))
             try:

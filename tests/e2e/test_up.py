@@ -1,5 +1,6 @@
 """``rollyard up``: one command starts a service; however it ends, nothing remains."""
 
+import hashlib
 import os
 import re
 import signal
@@ -24,9 +25,10 @@ class Up:
         self.process = process
         self.log = log
         line = process.stdout.readline()
-        ready = re.match(r"Rollyard is ready at (\S+)", line)
+        ready = re.match(r"Rollyard is ready at (.+) \(", line)
         assert ready, log.read_text()
-        self.url = ready[1]
+        self.urls = ready[1].split()
+        self.url = self.urls[0]
 
     def family(self) -> set[Process]:
         return below(self.process.pid)
@@ -54,12 +56,13 @@ class StartUp:
         self.log = tmp_path / "log"
         self.runtime = tmp_path / "run"
         self.runtime.mkdir()
+        self.environment = {"XDG_RUNTIME_DIR": str(self.runtime)}
 
     @contextmanager
     def __call__(self, *arguments: str) -> Generator[Up]:
         command = [sys.executable, "-m", "rollyard.cli", "up", "--port", "0", "--slots", "1",
                    "--templates", "bare", *arguments]  # fmt: skip
-        env = {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime)}
+        env = {**os.environ, **self.environment}
         with (
             self.log.open("w") as log,
             subprocess.Popen(
@@ -78,11 +81,13 @@ def test_it_serves_and_stops_when_asked(start: StartUp, number: signal.Signals) 
         with rollyard.Client(up.url) as client:
             assert client.run("print('served')").stdout == "served\n"
         family = up.family()
+        worker = up.part("worker")
         assert any(start.runtime.iterdir())
         up.process.send_signal(number)
         assert up.process.wait(60) == 0, start.log.read_text()
         assert not any(map(alive, family))
     assert not any(start.runtime.iterdir())
+    assert not _control_groups(worker.pid)
 
 
 def test_a_run_in_flight_is_answered_before_it_stops(start: StartUp) -> None:
@@ -109,6 +114,8 @@ def test_a_killed_supervisor_leaves_no_process(start: StartUp) -> None:
         assert len(family) >= 3
         up.process.kill()
         assert until(lambda: not any(map(alive, family))), [one for one in family if alive(one)]
+    with start() as up:  # the next one removes the files that a killed one cannot
+        assert len(list(start.runtime.iterdir())) == 1
 
 
 @pytest.mark.parametrize("part", ["gateway", "worker", "valkey"])
@@ -122,6 +129,38 @@ def test_a_crashed_part_is_started_again(start: StartUp, part: str) -> None:
         assert up.part(part) != crashed
 
 
+def test_two_gateways_with_a_key_that_only_its_owner_knows(start: StartUp) -> None:
+    digest = hashlib.sha256(b"the key").hexdigest()
+    start.environment["ROLLYARD_API_KEYS"] = f"sha256:{digest}"
+    with start("--gateways", "2") as up:
+        assert len(up.urls) == 2
+        for number, url in enumerate(up.urls):
+            with rollyard.Client(url, api_key="the key") as client:
+                assert client.run(f"print({number})").stdout == f"{number}\n"
+            stranger = rollyard.Client(url, api_key="another")
+            with stranger, pytest.raises(rollyard.Unauthorized):
+                stranger.run("pass")
+
+
+def test_a_server_of_ones_own_is_used_and_left_alone(start: StartUp, tmp_path: Path) -> None:
+    socket = tmp_path / "own.sock"
+    with subprocess.Popen(
+        [sys.executable, "-m", "rollyard_queue", "--socket", str(socket), "--dir", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+    ) as server:
+        try:
+            assert until(socket.exists)
+            with start("--redis-url", f"unix://{socket}") as up:
+                assert not any(one.name.endswith("-server") for one in up.family())
+                with rollyard.Client(up.url) as client:
+                    assert client.run("print(1)").stdout == "1\n"
+                up.process.terminate()
+                assert up.process.wait(60) == 0
+            assert server.poll() is None
+        finally:
+            server.terminate()
+
+
 def test_a_busy_port_is_said(start: StartUp) -> None:
     with start() as up:
         port = up.url.rpartition(":")[2]
@@ -132,6 +171,11 @@ def test_a_busy_port_is_said(start: StartUp) -> None:
         assert second.returncode == 3
         assert f"port {port} " in second.stderr
         assert "Traceback" not in second.stderr
+
+
+def _control_groups(pid: int) -> list[Path]:
+    """Groups that are named for a worker, in any hierarchy of the machine."""
+    return list(Path("/sys/fs/cgroup").rglob(f"rollyard-{pid}"))
 
 
 def _command(pid: int) -> str:

@@ -46,7 +46,7 @@ TemplateName = Literal["auto", "bare", "science"]
 def up(
     *,
     host: Annotated[str, Parameter(env_var="ROLLYARD_HOST")] = "127.0.0.1",
-    port: Annotated[_Port, Parameter(env_var="ROLLYARD_PORT")] = 8080,
+    port: Annotated[_Port, Parameter(env_var="ROLLYARD_PORT")] = 8000,
     redis_url: Annotated[str | None, Parameter(env_var="ROLLYARD_REDIS_URL")] = None,
     gateways: _Count = 1,
     slots: _Count | None = None,
@@ -118,7 +118,7 @@ def gateway(
 
     Example:
 
-        rollyard gateway --host 127.0.0.1 --port 8080 --redis-url redis://127.0.0.1:6379/0
+        rollyard gateway --host 127.0.0.1 --port 8000 --redis-url redis://127.0.0.1:6379/0
 
     Parameters
     ----------

@@ -11,13 +11,19 @@ class Program:
     stdout: str
     template: str
     modules: tuple[str, ...]
-    """What the template of the floor imports before it forks."""
+    """What the floor imports before it forks: the same as the template that serves the program."""
 
 
-_SCIENCE = ("numpy", "scipy", "scipy.optimize", "scipy.stats", "sympy", "pandas", "networkx")
+_STANDARD = (
+    "bisect", "cmath", "collections", "contextlib", "copy", "ctypes", "dataclasses", "datetime",
+    "decimal", "fractions", "heapq", "itertools", "json", "math", "random", "re", "resource",
+    "select", "signal", "socket", "statistics", "string", "textwrap", "threading", "traceback",
+    "typing",
+)  # fmt: skip
+_SCIENCE = (*_STANDARD, "numpy", "scipy", "scipy.optimize", "scipy.stats", "sympy", "pandas", "networkx")
 
 PROGRAMS = (
-    Program("print", "print(1+1)", "print(1+1)\n", "2\n", "bare", ()),
+    Program("print", "print(1+1)", "print(1+1)\n", "2\n", "bare", _STANDARD),
     Program(
         "numpy",
         "numpy determinant",

@@ -139,7 +139,8 @@ def configuration(root: Path, code: Path, template: str, ids: IdRange) -> NsJail
         nice_level=0,
         log_level=LogLevel.ERROR,
         keep_env=False,
-        envar=[f"{name}={value}" for name, value in ENVIRONMENT.items()],
+        # Symbols are bound once, in the template, not by every fork again.
+        envar=[*(f"{name}={value}" for name, value in ENVIRONMENT.items()), "LD_BIND_NOW=1"],
         cap=_CAPABILITIES,
         pass_fd=[CONTROL_FD],
         disable_rl=True,  # each slot sets its own; nsjail's defaults would break numpy

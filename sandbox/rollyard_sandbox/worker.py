@@ -14,6 +14,7 @@ import msgspec
 from rollyard_queue.base import Queue, QueueError
 from rollyard_queue.records import Delivery, FinishedRun, Notice, RunSpec
 from rollyard_sandbox import reports
+from rollyard_sandbox.gate import PLACES_FOR_EACH_CORE, StartGate
 from rollyard_sandbox.jail import JailError
 from rollyard_sandbox.metrics import WorkerMetrics
 from rollyard_sandbox.pool import Pool
@@ -27,6 +28,9 @@ _ANNOUNCE_TTL_S = 8.0
 _BACK_OFF_S = 0.5
 _FINISH_PATIENCE_S = 60.0
 _LOCAL_TRIES = 2
+# Claimed but not started: enough to keep the cores busy between two claims, few enough that
+# another worker's free core finds work in the queue.
+_PREFETCH_FOR_EACH_CORE = 4
 _spec_decoder = msgspec.json.Decoder(RunSpec)
 
 
@@ -67,6 +71,9 @@ class Worker:
         self._drain_s = drain_s
         self._degraded = degraded
         self._metrics = metrics
+        cores = len(os.sched_getaffinity(0))
+        self._gate = StartGate(PLACES_FOR_EACH_CORE * cores)
+        self._prefetch = _PREFETCH_FOR_EACH_CORE * cores
         self._running: dict[str, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: list[FinishedRun] = []
@@ -113,11 +120,14 @@ class Worker:
         notice = await self._wait()
         for run_id in notice.cancelled:
             self._stop_run(run_id)
-        free = self._slots - len(self._running)
-        if notice.work and free > 0 and not self._stopping.is_set():
-            claimed = await self._queue.claim(self._id, max_runs=free, lease_s=self._lease_s)
+        room = self._room()
+        if notice.work and room > 0 and not self._stopping.is_set():
+            claimed = await self._queue.claim(self._id, max_runs=room, lease_s=self._lease_s)
             for delivery in claimed:
                 self._begin(delivery)
+
+    def _room(self) -> int:
+        return min(self._slots - len(self._running), self._prefetch - self._gate.waiting)
 
     async def _wait(self) -> Notice:
         """Wait for work, a cancellation, or (when full) for room; say ``work`` if interrupted.
@@ -125,7 +135,7 @@ class Worker:
         A full worker leaves wake-ups to others, so it must come back as soon as it has room. An
         interrupted wait may have taken a wake-up with it: the queue asks for a claim then.
         """
-        full = len(self._running) >= self._slots
+        full = self._room() <= 0
         self._freed.clear()
         wait = asyncio.create_task(self._queue.wait(self._id, for_work=not full, wait_s=_WAIT_S))
         interrupts = [asyncio.create_task(self._stopping.wait())]
@@ -196,18 +206,23 @@ class Worker:
 
     async def _try(self, running: _Running, spec: RunSpec, template: str) -> bytes:
         limits = spec.limits
-        slot = await self._pool.acquire(template, limits.disk_bytes)
+        place = await self._gate.enter()
+        self._freed.set()
         try:
-            if running.stopped:
-                report, evidence = reports.SlotReport(killed="cancelled"), reports.Evidence()
-            else:
-                running.slot = slot
-                report, evidence = await slot.run(
-                    running.delivery.payload, memory_bytes=limits.memory_bytes, pids=limits.pids
-                )
+            slot = await self._pool.acquire(template, limits.disk_bytes)
+            try:
+                if running.stopped:
+                    report, evidence = reports.SlotReport(killed="cancelled"), reports.Evidence()
+                else:
+                    running.slot = slot
+                    report, evidence = await slot.run(
+                        running.delivery.payload, memory_bytes=limits.memory_bytes, pids=limits.pids
+                    )
+            finally:
+                running.slot = None
+                await self._pool.release(slot)
         finally:
-            running.slot = None
-            await self._pool.release(slot)
+            place.leave()
         outcome, message = reports.judge(report, evidence, msgspec.structs.asdict(limits))
         return self._encode(running, template, outcome, message, report, evidence)
 

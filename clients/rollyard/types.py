@@ -36,7 +36,7 @@ RUN_ID_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
 JOB_PATTERN = r"^[A-Za-z0-9_.:/-]{1,64}$"
 MAX_FILES = 64
 MAX_PATH_CHARS = 255
-_BASE64 = re.compile(r"^[A-Za-z0-9+/]*={0,2}$")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 
 
 class _Wire(BaseModel):
@@ -68,7 +68,7 @@ class Base64File(_Wire):
     @field_validator("base64")
     @classmethod
     def _decodable(cls, value: str) -> str:
-        if len(value) % 4 or not _BASE64.match(value):
+        if len(value) % 4 or not _BASE64.fullmatch(value):
             raise ValueError("not base64 (RFC 4648 section 4, with padding)")
         return value
 
@@ -118,6 +118,8 @@ class RunRequest(_Wire):
             raise ValueError(f"at most {MAX_FILES} files")
         for path in value:
             check_relative_path(path)
+        if "main.py" in value:
+            raise ValueError("main.py is where the code itself stands")
         return value
 
     @field_validator("fetch_files")
@@ -131,13 +133,45 @@ class RunRequest(_Wire):
     @model_validator(mode="after")
     def _text_is_utf8(self) -> Self:
         # A lone surrogate cannot be encoded; refused here, it never reaches a queue or a pipe.
-        for name, text in (("code", self.code), ("stdin", self.stdin)):
-            if text is not None and not text.isascii():
-                try:
-                    text.encode()
-                except UnicodeEncodeError as error:
-                    raise ValueError(f"{name} is not valid Unicode text: {error}") from None
+        _check_text("code", self.code)
+        _check_text("stdin", self.stdin or "")
+        for path, content in self.files.items():
+            _check_text("files", path)
+            if isinstance(content, str):
+                _check_text(f"files.{path}", content)
         return self
+
+    @model_validator(mode="after")
+    def _files_fit(self) -> Self:
+        # What cannot be written is the request's fault: said now, not by a run that fails.
+        if not self.files:
+            return self
+        needed = _pages(len(self.code.encode()))
+        for path, content in self.files.items():
+            size = len(content.encode()) if isinstance(content, str) else len(content.base64) // 4 * 3
+            needed += _pages(size)
+            parents = path.split("/")[:-1]
+            for depth in range(1, len(parents) + 1):
+                if (above := "/".join(parents[:depth])) in self.files:
+                    raise ValueError(f"files: {above!r} is a file and a directory of {path!r}")
+        if needed > self.limits.disk_bytes:
+            raise ValueError(
+                f"files: they and the code need {needed} bytes; "
+                f"limits.disk_bytes is {self.limits.disk_bytes}"
+            )
+        return self
+
+
+def _check_text(name: str, text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name} is not valid Unicode text: {error}") from None
+
+
+def _pages(size: int) -> int:
+    return -(-size // 4096) * 4096
 
 
 class BatchRequest(_Wire):
@@ -235,6 +269,6 @@ class ErrorResponse(_Wire):
         "internal",  # 500
     ]
     message: str
-    problems: list[FieldProblem] = Field(default_factory=list)
+    problems: list[FieldProblem] = Field(default_factory=list[FieldProblem])
     retry_after_s: float | None = None
     request_id: str = ""

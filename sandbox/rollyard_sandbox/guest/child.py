@@ -6,6 +6,7 @@ nothing here decides how the run ended (the slot's PID 1 does, from outside).
 """
 
 import gc
+import mmap
 import os
 import random
 import resource
@@ -68,19 +69,21 @@ def confine(limits: dict[str, float], uid: int, stdin: int, stdout: int, stderr:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def run(code: str, files: dict[str, str | dict[str, str]]) -> NoReturn:
-    """Run the program as ``python main.py`` would and leave as CPython would."""
-    try:
-        if files:
-            box.put(files)
-        _write_main(code.encode())
-    except OSError as error:  # does not fit into disk_bytes, or a path is used twice
-        os.write(2, f"rollyard: cannot write the request's files: {error}\n".encode())
-        _exit(1)
+def run(code: str, files: dict[str, str | dict[str, str]], begun: mmap.mmap) -> NoReturn:
+    """Run the program as ``python main.py`` would and leave as CPython would.
+
+    ``begun`` is shared with PID 1: set when all is ready, and unmapped before the program's first
+    line. A process that ends before is our fault, and the program cannot claim to be one.
+    """
+    if files:
+        box.put(files)
+    _write_main(code.encode())
     namespace = _fresh_main()
     hooks.restore()
     _reseed()
     gc.enable()
+    begun[0] = 1
+    begun.close()
     exit_code = _execute(code, namespace)
     _leave(exit_code, thorough=bool(files) or _may_have_destructors(code))
 

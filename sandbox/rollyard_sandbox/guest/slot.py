@@ -8,6 +8,7 @@ same system-call filter.
 
 import contextlib
 import json
+import mmap
 import os
 import resource
 import select
@@ -57,6 +58,7 @@ class Slot:
     def __init__(self, sock: socket.socket, uid: int, disk_bytes: int) -> None:
         self._sock = sock
         self._uid = uid
+        self._begun = mmap.mmap(-1, mmap.PAGESIZE)
         os.unshare(os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWNET | os.CLONE_NEWUTS)
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("proc", "/proc", "proc", flags, "subset=pid,hidepid=invisible")
@@ -80,7 +82,7 @@ class Slot:
             report = self._run(job)
             try:
                 self._box.empty()
-            except (OSError, box.NotEmptied) as error:
+            except (OSError, RecursionError, box.NotEmptied) as error:
                 report["dirty"] = str(error)
             frames.send_frame(self._sock, json.dumps(report, ensure_ascii=False).encode())
             if "dirty" in report:
@@ -91,14 +93,16 @@ class Slot:
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC)
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        self._begun[0] = 0
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
             try:
                 child.confine(limits, self._uid, stdin_read, out_write, err_write)
-            except BaseException:
-                os._exit(child_setup_failed())
-            child.run(job["code"], job["files"])
+                child.run(job["code"], job["files"], self._begun)
+            finally:  # child.run never returns and never raises once the program has begun
+                os.write(2, traceback.format_exc().encode())
+                os._exit(1)
         for end in (stdin_read, out_write, err_write):
             os.close(end)
         stdout, stderr = KeptOutput(limits["output_bytes"]), KeptOutput(limits["output_bytes"])
@@ -111,6 +115,8 @@ class Slot:
             watch.drain()
         finally:
             watch.close()
+        if not self._begun[0] and watch.killed is None:
+            return {"fault": f"the program could not be started: {stderr.text()}"}
         files = job["fetch_files"]
         return {
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
@@ -124,12 +130,6 @@ class Slot:
             "stderr_truncated": stderr.truncated,
             "files": box.fetch(files, _MAX_FETCHED_BYTES, _MAX_FETCHED_FILES) if files else {},
         }
-
-
-def child_setup_failed() -> int:
-    """Say on the program's stderr why it could not be confined; its run never began."""
-    os.write(2, b"rollyard: sandbox set-up failed\n" + traceback.format_exc().encode())
-    return 126
 
 
 def _kill_and_reap(pid: int) -> tuple[int, float]:

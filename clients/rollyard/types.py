@@ -148,8 +148,8 @@ class RunRequest(_Wire):
             return self
         needed = _pages(len(self.code.encode()))
         for path, content in self.files.items():
-            size = len(content.encode()) if isinstance(content, str) else len(content.base64) // 4 * 3
-            needed += _pages(size)
+            text = isinstance(content, str)
+            needed += _pages(len(content.encode()) if text else len(content.base64) // 4 * 3)
             parents = path.split("/")[:-1]
             for depth in range(1, len(parents) + 1):
                 if (above := "/".join(parents[:depth])) in self.files:

@@ -163,7 +163,7 @@ def main() -> int:
 
 
 def _image() -> Path:
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [sys.executable, "-m", "rollyard_sandbox.image"], capture_output=True, text=True, check=True
     )
     return Path(done.stdout.strip())

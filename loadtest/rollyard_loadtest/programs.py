@@ -20,7 +20,16 @@ _STANDARD = (
     "select", "signal", "socket", "statistics", "string", "textwrap", "threading", "traceback",
     "typing",
 )  # fmt: skip
-_SCIENCE = (*_STANDARD, "numpy", "scipy", "scipy.optimize", "scipy.stats", "sympy", "pandas", "networkx")
+_SCIENCE = (
+    *_STANDARD,
+    "numpy",
+    "scipy",
+    "scipy.optimize",
+    "scipy.stats",
+    "sympy",
+    "pandas",
+    "networkx",
+)
 
 PROGRAMS = (
     Program("print", "print(1+1)", "print(1+1)\n", "2\n", "bare", _STANDARD),
@@ -37,9 +46,7 @@ PROGRAMS = (
     Program(
         "sympy",
         "sympy integral (warm)",
-        "import sympy as sp\n"
-        "x = sp.symbols('x')\n"
-        "print(sp.integrate(sp.sin(x) * sp.exp(x), x))\n",
+        "import sympy as sp\nx = sp.symbols('x')\nprint(sp.integrate(sp.sin(x) * sp.exp(x), x))\n",
         "exp(x)*sin(x)/2 - exp(x)*cos(x)/2\n",
         "science",
         _SCIENCE,

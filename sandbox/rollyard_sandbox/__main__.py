@@ -85,8 +85,8 @@ async def _serve(settings: WorkerSettings) -> int:
     async with contextlib.aclosing(_Closing(queue)), open_machine(settings, say=_say) as machine:
         if machine.missing and not settings.allow_degraded:
             _say(
-                f"rollyard: this machine lacks {', '.join(machine.missing)}; see 'rollyard doctor'. "
-                "To run without, give --allow-degraded."
+                f"rollyard: this machine lacks {', '.join(machine.missing)}. See what that means "
+                "with 'rollyard doctor'; to run without, give --allow-degraded."
             )
             return _EXIT_CANNOT_RUN
         worker = Worker(

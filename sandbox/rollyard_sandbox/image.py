@@ -17,7 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from importlib import resources
 from pathlib import Path
 
@@ -42,12 +42,12 @@ _LINKS = {
     "lib": "usr/lib",
     "lib64": "usr/lib64",
     "tmp": "box/tmp",
-    "dev/shm": "/box/shm",  # noqa: S108 - a path inside the image
+    "dev/shm": "/box/shm",
     "dev/fd": "/proc/self/fd",
     "dev/stdin": "/proc/self/fd/0",
     "dev/stdout": "/proc/self/fd/1",
     "dev/stderr": "/proc/self/fd/2",
-    "var/tmp": "/box/tmp",  # noqa: S108
+    "var/tmp": "/box/tmp",
 }
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -125,7 +125,7 @@ def _make_searchable(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Generator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -142,21 +142,25 @@ def _build(root: Path, templates: tuple[str, ...], say: Callable[[str], None]) -
         (root / "etc" / name).write_text(text)
     (root / GUEST_HOME.lstrip("/")).mkdir()
     say("  copying the interpreter")
-    python = _copy_python(root)
+    site_packages = _copy_python(root)
     if wanted := requirements(templates):
         say("  installing the science libraries")
-        _install(python, wanted)
+        _install(site_packages, wanted)
+    _copy_tools(root)
+    say("  collecting shared libraries")
+    _copy_shared_libraries(root)
+    for path in root.rglob("*"):
+        if not path.is_symlink():  # readable for all, writable and set-user-id for nobody
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o111 else 0o644)
+
+
+def _copy_tools(root: Path) -> None:
     for tool in _TOOLS:
         if found := shutil.which(tool, path="/usr/bin:/bin"):
             shutil.copy2(Path(found).resolve(), root / "usr" / "bin" / tool)
     if (zones := Path("/usr/share/zoneinfo")).is_dir():
         shutil.copytree(zones, root / "usr/share/zoneinfo", symlinks=True,
                         ignore=shutil.ignore_patterns("right", "posix"))  # fmt: skip
-    say("  collecting shared libraries")
-    _copy_shared_libraries(root)
-    for path in root.rglob("*"):
-        if not path.is_symlink():  # readable for all, writable and set-user-id for nobody
-            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o111 else 0o644)
 
 
 def _copy_python(root: Path) -> Path:
@@ -190,8 +194,9 @@ def _install(site_packages: Path, wanted: str) -> None:
         if uv := shutil.which("uv"):
             command = [uv, "pip", "install", "--python", sys.executable, *common]
         else:
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile",
-                       "--disable-pip-version-check", "--only-binary", ":all:", *common]  # fmt: skip
+            quiet = ["--quiet", "--no-compile", "--disable-pip-version-check"]
+            command = [sys.executable, "-m", "pip", "install", *quiet, "--only-binary", ":all:"]
+            command += common
         done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
     if done.returncode:
         raise ImageError(
@@ -220,7 +225,10 @@ def _copy_shared_libraries(root: Path) -> None:
         place = Path(source)
         if name.startswith("/"):  # the program interpreter, wanted at this very path
             target = root / name.lstrip("/")
-        elif place.parts[1] in ("lib", "lib64") or place.parts[1:3] in (("usr", "lib"), ("usr", "lib64")):
+        elif place.parts[1] in ("lib", "lib64") or place.parts[1:3] in (
+            ("usr", "lib"),
+            ("usr", "lib64"),
+        ):
             target = root / source.lstrip("/")
         else:
             target = root / str(libc_dirs[0]).lstrip("/") / name
@@ -235,7 +243,10 @@ def _linked(objects: Iterable[Path]) -> dict[str, str]:
     paths = [str(path) for path in objects]
     for start in range(0, len(paths), 64):
         output = subprocess.run(  # noqa: S603 - ldd of files that we copied or installed
-            ["/usr/bin/ldd", *paths[start : start + 64]], capture_output=True, text=True, check=False
+            ["/usr/bin/ldd", *paths[start : start + 64]],
+            capture_output=True,
+            text=True,
+            check=False,
         ).stdout
         for name, path in re.findall(r"^\s+(\S+) => (/\S+) \(", output, re.MULTILINE):
             found.setdefault(name, path)
@@ -251,10 +262,16 @@ def main() -> int:
         description="Build the read-only root that jails of this worker share (once).",
     )
     parser.add_argument("--templates", default=",".join(TEMPLATES), help="default: %(default)s")
-    parser.add_argument("--state-dir", type=Path, default=None, help="default: by ROLLYARD_STATE_DIR, "
-                        "/var/lib/rollyard for root, else below ~/.local/share")  # fmt: skip
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        help="default: ROLLYARD_STATE_DIR, else /var/lib/rollyard for root and ~/.local/share "
+        "for others",
+    )
     options = parser.parse_args()
-    state_dir = options.state_dir or Path(os.environ.get("ROLLYARD_STATE_DIR") or default_state_dir())
+    state_dir = options.state_dir or Path(
+        os.environ.get("ROLLYARD_STATE_DIR") or default_state_dir()
+    )
 
     def say(line: str) -> None:
         sys.stderr.write(line + "\n")

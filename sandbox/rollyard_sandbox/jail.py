@@ -57,7 +57,7 @@ def id_range(map_text: str | None = None) -> IdRange:
     text = map_text if map_text is not None else Path("/proc/self/uid_map").read_text()
     for line in text.splitlines():
         inside, _, count = map(int, line.split())
-        if inside <= _OUTER_FIRST_ID and _OUTER_FIRST_ID + _ID_COUNT <= inside + count:
+        if inside <= _OUTER_FIRST_ID and inside + count >= _OUTER_FIRST_ID + _ID_COUNT:
             return IdRange(_OUTER_FIRST_ID, _ID_COUNT)
         if inside == 0 and count >= 2000:  # a container with a user namespace of its own
             return IdRange(1000, count - 1000)

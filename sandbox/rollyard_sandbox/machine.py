@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Machine:
 @contextlib.asynccontextmanager
 async def open_machine(
     settings: WorkerSettings, *, say: Callable[[str], None]
-) -> AsyncIterator[Machine]:
+) -> AsyncGenerator[Machine]:
     """Start the templates and check every layer; on leaving, nothing of them is left.
 
     Raises:

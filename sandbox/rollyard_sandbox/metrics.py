@@ -9,7 +9,10 @@ class WorkerMetrics:
     def __init__(self, slots: int) -> None:
         self.registry = CollectorRegistry()
         self._runs = Counter(
-            "rollyard_worker_runs", "Runs that ended, by outcome", ["outcome"], registry=self.registry
+            "rollyard_worker_runs",
+            "Runs that ended, by outcome",
+            ["outcome"],
+            registry=self.registry,
         )
         self._wall = Histogram(
             "rollyard_worker_run_wall_seconds", "Wall clock of programs",

@@ -13,7 +13,7 @@ from pathlib import Path
 from rollyard_sandbox import jail
 from rollyard_sandbox.cgroups import Cgroups
 from rollyard_sandbox.jail import Jail, JailError
-from rollyard_sandbox.slots import Slot, SlotLost
+from rollyard_sandbox.slots import Slot
 
 log = logging.getLogger(__name__)
 

@@ -20,16 +20,20 @@ _PROGRAM = r"""
 import ctypes, errno, json, os, resource, socket
 libc = ctypes.CDLL(None, use_errno=True)
 def refused(call, *arguments):
-    return libc.syscall(call, *arguments) == -1 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)
+    failed = libc.syscall(call, *arguments) == -1
+    return failed and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)
 def fails(action):
     try:
         action()
     except OSError:
         return True
     return False
-status = dict(line.rstrip("\n").split(":\t", 1) for line in open("/proc/self/status") if ":\t" in line)
+lines = open("/proc/self/status").read().splitlines()
+status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 processes = [name for name in os.listdir("/proc") if name.isdigit()]
-readonly = all(fails(lambda p=p: open(p, "w")) for p in ("/x", "/usr/x", "/opt/python/x", "/etc/passwd"))
+places = ("/x", "/usr/x", "/opt/python/x", "/etc/passwd")
+readonly = all(fails(lambda p=p: open(p, "w")) for p in places)
+sets = ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")
 interfaces = [line.split(":")[0].strip() for line in open("/proc/self/net/dev") if ":" in line]
 print(json.dumps({
     "user": os.getuid() != 0 and os.geteuid() != 0 and fails(lambda: os.setuid(0)),
@@ -39,7 +43,7 @@ print(json.dumps({
     "uts": socket.gethostname() == "rollyard",
     "network": set(interfaces) <= {"lo"}
         and fails(lambda: socket.create_connection(("192.0.2.1", 9), 0.5)),
-    "capabilities": all(int(status[k], 16) == 0 for k in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")),
+    "capabilities": all(int(status[name], 16) == 0 for name in sets),
     "no_new_privileges": status["NoNewPrivs"] == "1",
     "seccomp_tree": int(status.get("Seccomp_filters", "0")) >= 1 and refused(321, 0, 0, 0),
     "seccomp_slot": int(status.get("Seccomp_filters", "0")) >= 2
@@ -159,9 +163,3 @@ async def _pids(pool: Pool, cgroups: Cgroups, template: str) -> Layer:
     born = report.stdout.strip()
     works = born.isdigit() and 0 < int(born) <= 16
     return Layer("cgroup_pids", works, f"version {cgroups.version}")
-
-
-
-
-
-

@@ -18,6 +18,7 @@ class SlotReport(msgspec.Struct, frozen=True):
     exit_code: int | None = None
     signal: int | None = None
     killed: str | None = None
+    waited_ms: float = 0.0
     wall_ms: float = 0.0
     cpu_ms: float = 0.0
     stdout: str = ""
@@ -59,7 +60,9 @@ class Evidence(msgspec.Struct, frozen=True):
     peak_memory_bytes: int = 0
 
 
-def judge(report: SlotReport, evidence: Evidence, limits: dict[str, float | int | None]) -> tuple[str, str]:
+def judge(
+    report: SlotReport, evidence: Evidence, limits: dict[str, float | int | None]
+) -> tuple[str, str]:
     """Return outcome and message.
 
     The order is the rule: what we did to the run, then what the kernel did at a limit, then what
@@ -68,6 +71,8 @@ def judge(report: SlotReport, evidence: Evidence, limits: dict[str, float | int 
     starved = f"; {evidence.oom_kills} processes were killed at the memory limit"
     if report.killed is not None:
         text = _KILLED_MESSAGES[report.killed].format(**limits)
+        if report.waited_ms >= 1:
+            text += f" ({report.waited_ms:.0f} ms of waiting for a core not counted)"
         return report.killed, text + (starved if evidence.oom_kills else "")
     if evidence.oom_kills and report.exit_code != 0:
         return "memory", f"memory limit of {limits['memory_bytes']} bytes reached"

@@ -87,7 +87,8 @@ class Slot:
             report = _report_decoder.decode(await self._receive())
         except (OSError, EOFError, msgspec.DecodeError) as error:
             self.usable = False
-            raise SlotLost(f"slot gave no report: {error!r}", self._evidence(kills_before)) from error
+            evidence = self._evidence(kills_before)
+            raise SlotLost(f"slot gave no report: {error!r}", evidence) from error
         if report.fault is not None:
             self.usable = False
             raise SlotLost(f"fault in the slot:\n{report.fault}", self._evidence(kills_before))

@@ -16,7 +16,7 @@ import stat
 
 from . import kernel
 
-ROOT, WORK, TMP, SHM = "/box", "/box/work", "/box/tmp", "/box/shm"  # noqa: S108
+ROOT, WORK, TMP, SHM = "/box", "/box/work", "/box/tmp", "/box/shm"
 MAIN = f"{WORK}/main.py"
 _INODES_PER_MIB = 64
 _MANY_ENTRIES = 2000  # past this, a new slot (3 ms) is cheaper and safer than deleting

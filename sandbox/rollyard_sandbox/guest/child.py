@@ -5,7 +5,12 @@ file. Does not protect anything else: whatever is in this process belongs to the
 nothing here decides how the run ended (the slot's PID 1 does, from outside).
 """
 
+# The standard library's private state is this module's subject; its stubs do not describe it.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 import gc
+import io
 import mmap
 import os
 import random
@@ -225,11 +230,11 @@ def prepare_streams() -> None:
 
     Line buffered, so that what was printed before a limit struck is there to read.
     """
-    stdin, stdout, stderr = sys.stdin, sys.stdout, sys.stderr
-    if isinstance(stdin, _TextIO) and isinstance(stdout, _TextIO) and isinstance(stderr, _TextIO):
-        stdin.reconfigure(encoding="utf-8", errors="strict")
-        stdout.reconfigure(encoding="utf-8", errors="strict", line_buffering=True)
-        stderr.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-
-
-_TextIO = type(sys.__stderr__)
+    for stream, errors in (
+        (sys.stdin, "strict"),
+        (sys.stdout, "strict"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if isinstance(stream, io.TextIOWrapper):
+            buffered = stream is sys.stdin
+            stream.reconfigure(encoding="utf-8", errors=errors, line_buffering=not buffered)

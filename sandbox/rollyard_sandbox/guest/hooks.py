@@ -6,6 +6,10 @@ lock and no handler, so at our own forks there is nothing for them to do. In the
 back in place before its first line: its own forks and its own exit behave as usual.
 """
 
+# The standard library's private state is this module's subject; its stubs do not describe it.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 import atexit
 import os
 import sys

@@ -30,7 +30,11 @@ def mount(source: str, target: str, fstype: str, flags: int, options: str) -> No
 def prctl(option: int, value: int = 0, argument: int = 0) -> None:
     """prctl(2) with up to two integer arguments; raises OSError."""
     done = _libc.prctl(
-        option, ctypes.c_ulong(value), ctypes.c_ulong(argument), ctypes.c_ulong(0), ctypes.c_ulong(0)
+        option,
+        ctypes.c_ulong(value),
+        ctypes.c_ulong(argument),
+        ctypes.c_ulong(0),
+        ctypes.c_ulong(0),
     )
     _check(done, f"prctl {option}")
 

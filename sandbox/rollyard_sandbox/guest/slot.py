@@ -122,6 +122,7 @@ class Slot:
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
             "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
             "killed": watch.killed,
+            "waited_ms": round(watch.waited_s * 1e3, 3),
             "wall_ms": round((ended - started) * 1e3, 3),
             "cpu_ms": round(cpu_s * 1e3, 3),
             "stdout": stdout.text(),
@@ -169,7 +170,7 @@ class Watch:
     # Plain attributes: each page that PID 1 touches after a fork is copied.
     __slots__ = (
         "_pidfd", "_poll", "cpu_s", "killed", "pending", "sock", "started", "stdin",
-        "stop_at_limit", "streams", "timeout_s",
+        "stop_at_limit", "streams", "timeout_s", "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -181,6 +182,7 @@ class Watch:
         self.cpu_s: float | None = limits["cpu_s"]
         self.stop_at_limit = stop
         self.killed: str | None = None
+        self.waited_s = 0.0
         self.stdin = -1
         self.pending = memoryview(b"")
         self.streams: dict[int, KeptOutput] = {}
@@ -263,6 +265,7 @@ class Watch:
         wall = now - self.started
         starved = max(0.0, min(waited, wall - used, self.timeout_s * _STARVATION_GRACE))
         if wall - starved >= self.timeout_s:
+            self.waited_s = starved
             self.killed = "timeout"
             return now
         left = self.timeout_s - (wall - starved)

@@ -130,13 +130,17 @@ async def probe(pool: Pool, cgroups: Cgroups | None, template: str) -> list[Laye
 async def _facts(pool: Pool, template: str) -> dict[str, Any]:
     slot = await pool.acquire(template, 64 << 20)
     try:
-        report, _ = await slot.run(_payload(_PROGRAM), memory_bytes=128 << 20, pids=64)
+        report, evidence = await slot.run(_payload(_PROGRAM), memory_bytes=128 << 20, pids=64)
     finally:
         await pool.release(slot)
     try:
         return msgspec.json.decode(report.stdout, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        text = f"the probe did not answer on {platform.machine()}: {report.stderr}"
+        text = (
+            f"the probe did not answer on {platform.machine()} (exit code {report.exit_code}, "
+            f"signal {report.signal}, {report.killed or 'no limit'}, {evidence.oom_kills} killed "
+            f"for memory, {report.wall_ms:.0f} ms): {report.stderr}"
+        )
         raise SlotLost(text, Evidence()) from error
 
 

@@ -68,17 +68,19 @@ def judge(
     The order is the rule: what we did to the run, then what the kernel did at a limit, then what
     the program did itself. An exit code is never read as a limit, nor a limit from a number.
     """
-    starved = f"; {evidence.oom_kills} processes were killed at the memory limit"
+    killed = f"{evidence.oom_kills} of its processes killed at the memory limit"
     if report.killed is not None:
         text = _KILLED_MESSAGES[report.killed].format(**limits)
         if report.waited_ms >= 1:
             text += f" ({report.waited_ms:.0f} ms of waiting for a core not counted)"
-        return report.killed, text + (starved if evidence.oom_kills else "")
+        return report.killed, f"{text}; {killed}" if evidence.oom_kills else text
     if evidence.oom_kills and report.exit_code != 0:
         return "memory", f"memory limit of {limits['memory_bytes']} bytes reached"
     if report.signal is not None:
         return "signal", f"ended by signal {report.signal}"
-    return ("ok", "") if report.exit_code == 0 else ("error", f"exit code {report.exit_code}")
+    if report.exit_code == 0:  # it coped with the loss of a child
+        return "ok", killed if evidence.oom_kills else ""
+    return "error", f"exit code {report.exit_code}"
 
 
 _encoder = msgspec.json.Encoder()

@@ -64,9 +64,12 @@ class Exchange:
         self._tasks = [asyncio.create_task(_forever(step)) for step in steps]
 
     async def close(self) -> None:
-        """Cancel what nobody waits for any more, as far as the queue answers, and stop."""
+        """Cancel what nobody waits for any more, as far as the queue answers, and stop.
+
+        Runs of calls that still wait go on: whoever sends their ids again joins them.
+        """
         for call in list(self._calls):
-            self.drop(call)
+            self.drop(call, abandon=False)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

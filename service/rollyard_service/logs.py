@@ -32,4 +32,11 @@ def configure_logs(*, form: LogFormat, level: str) -> None:
     root.handlers = [handler]
     root.setLevel(level)
     # Its lines repeat ours; what it has to say when something is wrong is kept.
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    uvicorn = logging.getLogger("uvicorn.error")
+    uvicorn.setLevel(logging.WARNING)
+    uvicorn.addFilter(_is_no_cut)
+
+
+def _is_no_cut(record: logging.LogRecord) -> bool:
+    # How a stream is cut on purpose; the stream has said so itself, with the reason.
+    return record.getMessage() != "ASGI callable returned without completing response."

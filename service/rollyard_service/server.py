@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 class GatewayServer(uvicorn.Server):
     """Serves until SIGINT or SIGTERM, then finishes what is in flight.
 
-    New connections are refused at once. After ``shutdown_grace_s`` every request still in flight
-    is answered that the gateway stops. A second SIGINT ends the process without that.
+    New connections are refused at once. After ``shutdown_grace_s`` each request still in flight
+    is answered 503, or its stream is cut; its runs go on, and a caller that sends their ids again
+    joins them. A second SIGINT ends the process without that.
     """
 
     def __init__(self, app: FastAPI, settings: GatewaySettings) -> None:

@@ -69,8 +69,8 @@ class GatewaySettings(BaseSettings):
     slack_s: Annotated[float, Field(gt=0, le=600)] = 30.0
     """Seconds on top of ``max_wait_s`` and ``timeout_s``, for start-up, kill and the way back."""
     shutdown_grace_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
-    """Seconds that SIGTERM leaves to requests in flight; what is unanswered then gets an answer
-    that says so."""
+    """Seconds that SIGTERM leaves to requests in flight; what is unanswered then gets 503, or its
+    stream is cut. No run is lost: sent again under its id, it is joined."""
 
     log_format: LogFormat = "json"
     """``json`` lines, or ``console`` for people; on standard error."""

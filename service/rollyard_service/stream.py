@@ -62,8 +62,10 @@ async def whole(request: Request, exchange: Exchange, call: Call) -> list[bytes]
 class ResultStream(Response):
     """NDJSON: one RunResult a line, each sent as soon as it exists, one for every run.
 
-    What cannot be waited for (this process stops, or something breaks) gets a line with outcome
-    ``infra_error``. A caller that goes away, or stops reading, has its runs cancelled.
+    What breaks on our side gets a line with outcome ``infra_error``. When this process stops
+    first, the stream is cut instead: the connection closes before the answer is complete, the
+    runs go on, and a caller that sends their ids again joins them through another gateway. A
+    caller that goes away, or stops reading, has its runs cancelled.
     """
 
     media_type = NDJSON
@@ -88,13 +90,15 @@ class ResultStream(Response):
             logger.warning("stream.stalled", extra={"runs": len(call.pending)})
             return  # unfinished: the server closes the connection, and the caller sees the cut
         finally:
-            self._exchange.drop(call)
-        if not call.gone:
+            # Stopping is no reason to throw work away that the caller can still have.
+            self._exchange.drop(call, abandon=call.gone or not call.stopping)
+        if call.done:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif not call.gone:
+            logger.info("stream.cut", extra={"runs": len(call.pending)})
 
     async def _forward(self, send: Send) -> None:
         call = self._call
-        message = "the gateway is stopping before this run ended"
         try:
             while not (call.done or call.gone or call.stopping):
                 await call.changed()
@@ -104,9 +108,10 @@ class ResultStream(Response):
         except Exception:
             logger.exception("stream.failed")
             message = "internal error of the gateway"
+            for run_id in list(call.pending):
+                call.deliver(run_id, infra_error(run_id, message))
         if not call.gone:
-            rest = [infra_error(run_id, message) for run_id in call.pending]
-            await _send_lines(send, [*call.take(), *rest])
+            await _send_lines(send, call.take())
 
 
 async def _send_lines(send: Send, lines: Iterable[bytes]) -> None:

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from gateway_pool import PlayWorker, Pool, gateway, pool, until
 
+from rollyard import AsyncClient
 from rollyard_queue.base import QueueUnavailable
 from rollyard_queue.embedded import EmbeddedServer
 from rollyard_queue.redis import RedisQueue
@@ -140,34 +141,64 @@ async def test_sigterm_finishes_what_is_in_flight() -> None:
         await until(lambda: one.gateway.process.returncode is not None)
 
 
-async def test_after_the_grace_everything_in_flight_is_answered() -> None:
+async def test_after_the_grace_whole_answers_are_503_and_streams_are_cut() -> None:
     async with pool(shutdown_grace_s=0.3) as one, one.gateway.client() as client:
         run_id, call = await start_hold(client, one)
-        streamed = {"run_id": uuid4().hex, "code": "hold"}
-        async with client.stream(
-            "POST", "/v1/batches", json={"runs": [streamed]}, headers=NDJSON
-        ) as stream:
-            await until(lambda: streamed["run_id"] in one.worker.started)
-            one.gateway.terminate()
-            [line] = [json.loads(line) async for line in stream.aiter_lines()]
-        assert (line["run_id"], line["outcome"]) == (streamed["run_id"], "infra_error")
+        held, quick = uuid4().hex, uuid4().hex
+        runs = [{"run_id": held, "code": "hold"}, {"run_id": quick, "code": "echo"}]
+        lines: list[str] = []
+        with pytest.raises(httpx2.RemoteProtocolError, match="incomplete"):
+            async with client.stream(
+                "POST", "/v1/batches", json={"runs": runs}, headers=NDJSON
+            ) as stream:
+                await until(lambda: held in one.worker.started)
+                one.gateway.terminate()
+                async for line in stream.aiter_lines():
+                    lines.append(line)
+        assert [json.loads(line)["run_id"] for line in lines] == [quick]
         answer = await call
         assert answer.status_code == 503
         assert "retry-after" in answer.headers
         await until(lambda: one.gateway.process.returncode is not None)
-        # The caller that was told to come back finds its run, through another gateway.
-        await until(lambda: streamed["run_id"] in one.worker.cancelled)
-        assert run_id not in one.worker.cancelled
+        # Both callers find their runs where they were, through another gateway.
         async with gateway(one.server.url) as second, second.client() as again:
-            joined = asyncio.create_task(
-                again.post("/v1/runs", json={"run_id": run_id, "code": "hold"})
-            )
-            while not joined.done():
-                if run_id in one.worker.started:
-                    await one.worker.let_go(run_id)
+            joined = [
+                asyncio.create_task(again.post("/v1/runs", json={"run_id": name, "code": "hold"}))
+                for name in (run_id, held)
+            ]
+            while (await again.get("/v1/stats")).json()["in_flight"] < 2:
                 await asyncio.sleep(0.005)
-            assert (await joined).json()["outcome"] == "ok"
-        assert one.worker.starts.count(run_id) == 1
+            await one.worker.let_go(run_id, held)
+            assert [(await answer).json()["outcome"] for answer in joined] == ["ok", "ok"]
+        assert one.worker.cancelled == set()
+        assert sorted(one.worker.starts) == sorted([run_id, held, quick])
+
+
+async def test_restart_under_the_sdk_loses_nothing_and_repeats_nothing() -> None:
+    """200 runs are in flight when their only gateway stops and a new one takes its port."""
+    async with EmbeddedServer() as server:
+        queue = RedisQueue.from_url(server.url)
+        async with PlayWorker(queue) as worker:
+            async with gateway(server.url, shutdown_grace_s=0.2) as first:
+                client = AsyncClient(first.address, batch_max_runs=32)
+                calls = [
+                    asyncio.create_task(client.run(f"hold {i}", run_id=f"r{i}")) for i in range(200)
+                ]
+                await until(lambda: len(worker.started) == 200)
+                await worker.let_go(*(f"r{i}" for i in range(50)))
+                first.terminate()
+                await until(lambda: first.process.returncode is not None)
+                await worker.let_go(*(f"r{i}" for i in range(50, 100)))  # nobody hears of these
+            async with gateway(server.url, "--port", str(first.port)):
+                await worker.let_go(*(f"r{i}" for i in range(100, 200)))
+                results = await asyncio.gather(*calls)
+            await client.aclose()
+            assert [(r.outcome, r.stdout) for r in results] == [
+                ("ok", f"hold {i}") for i in range(200)
+            ]
+            assert len(worker.starts) == 200
+            assert worker.cancelled == set()
+        await queue.close()
 
 
 async def test_worker_lost_in_the_middle_of_a_run() -> None:

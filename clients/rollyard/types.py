@@ -16,6 +16,7 @@ from rollyard.errors import RunFailed
 Outcome = Literal[
     "ok",  # exit code 0
     "error",  # uncaught exception or an exit code other than 0
+    "compile_error",  # the compiler refused the code
     "timeout",  # wall clock
     "cpu_timeout",  # CPU time
     "memory",  # the kernel killed it at its memory limit
@@ -30,6 +31,10 @@ Outcome = Literal[
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 Template = Literal["auto", "bare", "science"]
+Language = Literal["python", "bash", "cpp"]
+
+SOURCES: dict[Language, str] = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp"}
+"""Name of the code's own file in the working directory."""
 
 MIB = 1024 * 1024
 RUN_ID_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
@@ -48,8 +53,10 @@ class Limits(_Wire):
 
     timeout_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 10.0
     """Wall clock of the program alone, in seconds: the queue and our start-up are not counted."""
+    compile_timeout_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 10.0
+    """Wall clock of the compiler, for languages that have one; ``timeout_s`` is the program's."""
     cpu_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = None
-    """CPU seconds of each process; None: bounded by ``timeout_s`` alone."""
+    """CPU seconds of all processes together; None: bounded by ``timeout_s`` alone."""
     memory_bytes: Annotated[int, Field(ge=16 * MIB, le=1 << 40)] = 512 * MIB
     """Memory of the whole run: all its processes and the files it writes."""
     disk_bytes: Annotated[int, Field(ge=1 * MIB, le=1 << 40)] = 64 * MIB
@@ -102,6 +109,12 @@ class RunRequest(_Wire):
     fetch_files: list[str] = Field(default_factory=list, max_length=MAX_FILES)
     """Paths to return afterwards; ``*`` is every regular file of the working directory."""
     limits: Limits = Field(default_factory=Limits)
+    language: Language = "python"
+    """What ``code`` is written in. ``bash`` and ``cpp`` run as commands in the same jail."""
+    isolation: Literal["warm", "fresh"] = "warm"
+    """``fresh``: a jail and an interpreter made for this run alone; the same result, slower."""
+    echo_last: bool = False
+    """As in a notebook: show the value of a last expression on stdout (warm Python only)."""
     template: Template = "auto"
     """Warm interpreter to fork from; ``auto`` looks at the imports."""
     on_output_limit: Literal["truncate", "stop"] = "truncate"
@@ -118,8 +131,6 @@ class RunRequest(_Wire):
             raise ValueError(f"at most {MAX_FILES} files")
         for path in value:
             check_relative_path(path)
-        if "main.py" in value:
-            raise ValueError("main.py is where the code itself stands")
         return value
 
     @field_validator("fetch_files")
@@ -142,10 +153,18 @@ class RunRequest(_Wire):
         return self
 
     @model_validator(mode="after")
+    def _options_agree(self) -> Self:
+        if self.echo_last and (self.language != "python" or self.isolation != "warm"):
+            raise ValueError("echo_last: only warm Python has it")
+        return self
+
+    @model_validator(mode="after")
     def _files_fit(self) -> Self:
         # What cannot be written is the request's fault: said now, not by a run that fails.
         if not self.files:
             return self
+        if (source := SOURCES[self.language]) in self.files:
+            raise ValueError(f"files: {source} is where the code itself stands")
         needed = _pages(len(self.code.encode()))
         for path, content in self.files.items():
             text = isinstance(content, str)
@@ -187,6 +206,8 @@ class RunResult(_Wire):
 
     run_id: str
     outcome: Outcome
+    phase: Literal["compile", "run"] = "run"
+    """``compile``: the compiler ended the run, and all of the below is the compiler's."""
     exit_code: int | None = None
     """Exit code 0 to 255 of the program's first process, or None when it did not exit."""
     signal: int | None = None

@@ -21,7 +21,9 @@ from collections.abc import Callable, Generator, Iterable
 from importlib import resources
 from pathlib import Path
 
-FORMAT = 3  # raise when the layout changes: old images are then left alone and a new one is built
+from rollyard_sandbox import toolchain
+
+FORMAT = 6  # raise when the layout changes: old images are then left alone and a new one is built
 PYTHON_HOME = "/opt/python"
 GUEST_HOME = "/opt/rollyard"
 TEMPLATES = ("bare", "science")
@@ -29,7 +31,6 @@ TEMPLATES = ("bare", "science")
 # Never needed by a run, and more than half of the standard library's size.
 _SKIPPED_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo",
                    "ensurepip", "lib2to3", "tkinter"}  # fmt: skip
-_TOOLS = ("sh", "ls", "cat", "echo", "env", "true", "false", "pwd", "sleep", "head", "wc", "sort")
 _ETC = {
     "passwd": "root:x:0:0:root:/:/bin/false\nrunner:x:1000:1000:runner:/box/work:/bin/sh\n",
     "group": "root:x:0:\nrunner:x:1000:\n",
@@ -79,9 +80,16 @@ def requirements(templates: Iterable[str]) -> str:
 def image_path(state_dir: Path, templates: Iterable[str]) -> Path:
     """The root directory of the image for this interpreter and these templates, built or not."""
     parts = (str(FORMAT), sys.version, sys.base_prefix, requirements(templates))
+    parts += ("cpp",) if toolchain.has_cpp() else ()
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return state_dir / "images" / f"py{version}-{digest}"
+
+
+def languages(root: Path) -> frozenset[str]:
+    """What an image can run."""
+    commands = {"bash": "usr/bin/bash", "cpp": "usr/bin/g++"}
+    return frozenset({"python", *(name for name, at in commands.items() if (root / at).exists())})
 
 
 def ensure_image(
@@ -146,21 +154,19 @@ def _build(root: Path, templates: tuple[str, ...], say: Callable[[str], None]) -
     if wanted := requirements(templates):
         say("  installing the science libraries")
         _install(site_packages, wanted)
-    _copy_tools(root)
+    toolchain.copy_tools(root)
+    toolchain.copy_locale(root)
+    if toolchain.has_cpp():
+        say("  copying the C++ compiler")
+        toolchain.copy_cpp(root)
+    if (zones := Path("/usr/share/zoneinfo")).is_dir():
+        shutil.copytree(zones, root / "usr/share/zoneinfo", symlinks=True,
+                        ignore=shutil.ignore_patterns("right", "posix"))  # fmt: skip
     say("  collecting shared libraries")
     _copy_shared_libraries(root)
     for path in root.rglob("*"):
         if not path.is_symlink():  # readable for all, writable and set-user-id for nobody
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o111 else 0o644)
-
-
-def _copy_tools(root: Path) -> None:
-    for tool in _TOOLS:
-        if found := shutil.which(tool, path="/usr/bin:/bin"):
-            shutil.copy2(Path(found).resolve(), root / "usr" / "bin" / tool)
-    if (zones := Path("/usr/share/zoneinfo")).is_dir():
-        shutil.copytree(zones, root / "usr/share/zoneinfo", symlinks=True,
-                        ignore=shutil.ignore_patterns("right", "posix"))  # fmt: skip
 
 
 def _copy_python(root: Path) -> Path:
@@ -217,6 +223,7 @@ def _copy_shared_libraries(root: Path) -> None:
     home = root / PYTHON_HOME.lstrip("/")
     objects = [*(home / "bin").glob("python*.*"), *(root / "usr/bin").iterdir()]
     objects += [path for path in home.rglob("*.so*") if path.is_file()]
+    objects += [path for path in (root / "usr/lib/gcc").rglob("*") if os.access(path, os.X_OK)]
     needed = _linked(path for path in objects if not path.is_symlink())
     libc_dirs = [Path(path).parent for name, path in needed.items() if name.startswith("libc.so")]
     if not libc_dirs:

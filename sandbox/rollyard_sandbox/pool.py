@@ -10,13 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollyard_sandbox import jail
+from rollyard_queue.records import RunSpec
+from rollyard_sandbox import image, jail
 from rollyard_sandbox.cgroups import Cgroups
 from rollyard_sandbox.jail import Jail, JailError
 from rollyard_sandbox.slots import Slot
 
 log = logging.getLogger(__name__)
 
+FRESH = "fresh"
 _FIRST_UID = 1000
 _TEMPLATE_READY_S = 120.0
 _SCIENCE_IMPORT = re.compile(
@@ -45,6 +47,12 @@ class Template:
     def alive(self) -> bool:
         return self.jail.process.returncode is None
 
+    async def end(self) -> None:
+        """Stop the jail, with all slots in it, and what listens to it."""
+        await self.jail.stop()
+        if self.watcher is not None:
+            await self.watcher
+
 
 class Pool:
     """All templates of a worker. At most ``max_slots`` slots live at once."""
@@ -59,7 +67,9 @@ class Pool:
         self._names = names
         self._max_slots = max_slots
         self._cgroups = cgroups
+        self._languages = image.languages(root)
         self._templates: dict[str, Template] = {}
+        self._fresh: dict[int, Template] = {}
         self._numbers = list(range(max_slots, 0, -1))
         self._serial = 0
         self._starting = asyncio.Lock()
@@ -82,14 +92,20 @@ class Pool:
         for template in templates:
             for slot in template.free:
                 await slot.destroy()
-            await template.jail.stop()
-            if template.watcher is not None:
-                await template.watcher
+            await template.end()
 
-    def choose(self, wanted: str, code: str) -> str:
-        """Which template serves a run."""
-        name = guess_template(code) if wanted == "auto" else wanted
-        return name if name in self._names else self._names[-1]
+    def choose(self, spec: RunSpec) -> str | None:
+        """Which template serves a run; None: its language is not in this image."""
+        if spec.language not in self._languages:
+            return None
+        if spec.isolation == "fresh":
+            return FRESH
+        wanted = spec.template
+        if spec.language != "python":
+            wanted = "bare"  # a command replaces the interpreter: the lightest will do
+        elif wanted == "auto":
+            wanted = guess_template(spec.code)
+        return wanted if wanted in self._names else self._names[-1]
 
     async def acquire(self, template: str, disk_bytes: int) -> Slot:
         """Return a clean slot with a box of this size; the caller gives it back by release().
@@ -105,6 +121,8 @@ class Pool:
             raise
 
     async def _take(self, name: str, disk_bytes: int) -> Slot:
+        if name == FRESH:
+            return await self._take_fresh(disk_bytes)
         template = await self._template(name)
         for index in range(len(template.free) - 1, -1, -1):  # the last used is the warmest
             if template.free[index].disk_bytes == disk_bytes:
@@ -118,8 +136,30 @@ class Pool:
             self._numbers.append(number)
             raise
 
+    async def _take_fresh(self, disk_bytes: int) -> Slot:
+        """A jail for one run: nothing in it has served another."""
+        if not self._numbers:
+            await self._evict()
+        number = self._numbers.pop()
+        template: Template | None = None
+        try:
+            template = await self._start(FRESH)
+            slot = await self._clone(template, number, disk_bytes)
+        except BaseException:
+            self._numbers.append(number)
+            if template is not None:
+                await template.end()
+            raise
+        self._fresh[number] = template
+        return slot
+
     async def release(self, slot: Slot) -> None:
         """Give a slot back; one that is no longer usable is destroyed."""
+        if fresh := self._fresh.pop(slot.number, None):
+            await self._destroy(slot)
+            await fresh.end()
+            self._room.release()
+            return
         template = self._templates.get(slot.template)
         if slot.usable and template is not None and template.alive:
             template.free.append(slot)
@@ -172,8 +212,9 @@ class Pool:
             return template
 
     async def _start(self, name: str) -> Template:
+        self._serial += 1
         config = jail.configuration(self._root, self._code, name, jail.id_range())
-        started = await Jail.start(config, self._runtime_dir)
+        started = await Jail.start(config, self._runtime_dir / f"{name}-{self._serial}.cfg")
         said: list[str] = []
         watcher = asyncio.create_task(_listen(started, name, said.append))
         loop = asyncio.get_running_loop()

@@ -108,7 +108,8 @@ def _payload(code: str, *, memory_mib: int = 128, pids: int = 64) -> bytes:
             "on_output_limit": "truncate",
             "limits": {
                 "timeout_s": 10.0, "cpu_s": None, "memory_bytes": memory_mib << 20,
-                "disk_bytes": 64 << 20, "pids": pids, "output_bytes": 65536,
+                "compile_timeout_s": 10.0, "disk_bytes": 64 << 20, "pids": pids,
+                "output_bytes": 65536,
             },
         }
     ).encode()  # fmt: skip

@@ -18,6 +18,7 @@ class SlotReport(msgspec.Struct, frozen=True):
     exit_code: int | None = None
     signal: int | None = None
     killed: str | None = None
+    phase: str = "run"
     waited_ms: float = 0.0
     wall_ms: float = 0.0
     cpu_ms: float = 0.0
@@ -35,6 +36,7 @@ class ResultRecord(msgspec.Struct, omit_defaults=True):
 
     run_id: str
     outcome: str
+    phase: str = "run"
     exit_code: int | None = None
     signal: int | None = None
     stdout: str = ""
@@ -71,6 +73,8 @@ def judge(
     killed = f"{evidence.oom_kills} of its processes killed at the memory limit"
     if report.killed is not None:
         text = _KILLED_MESSAGES[report.killed].format(**limits)
+        if report.phase == "compile" and report.killed == "timeout":
+            text = f"compiler's wall-clock limit of {limits['compile_timeout_s']:g} s reached"
         if report.waited_ms >= 1:
             text += f" ({report.waited_ms:.0f} ms of waiting for a core not counted)"
         return report.killed, f"{text}; {killed}" if evidence.oom_kills else text
@@ -80,6 +84,8 @@ def judge(
         return "signal", f"ended by signal {report.signal}"
     if report.exit_code == 0:  # it coped with the loss of a child
         return "ok", killed if evidence.oom_kills else ""
+    if report.phase == "compile":
+        return "compile_error", f"the compiler ended with exit code {report.exit_code}"
     return "error", f"exit code {report.exit_code}"
 
 

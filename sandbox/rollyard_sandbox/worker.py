@@ -185,7 +185,10 @@ class Worker:
             spec = _spec_decoder.decode(delivery.payload)
         except msgspec.DecodeError as error:
             return reports.infra_error(delivery, self._id, f"unreadable run record: {error}")
-        template = self._pool.choose(spec.template, spec.code)
+        template = self._pool.choose(spec)
+        if template is None:
+            text = f"no worker here has language {spec.language!r}; see rollyard doctor"
+            return reports.infra_error(delivery, self._id, text)
         reason = ""
         for _ in range(_LOCAL_TRIES):
             try:
@@ -237,6 +240,7 @@ class Worker:
             reports.ResultRecord(
                 run_id=delivery.run_id,
                 outcome=outcome,
+                phase=report.phase,
                 exit_code=report.exit_code,
                 signal=report.signal,
                 stdout=report.stdout,

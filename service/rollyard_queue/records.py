@@ -79,6 +79,7 @@ class LimitsSpec(msgspec.Struct, frozen=True):
     disk_bytes: int
     pids: int
     output_bytes: int
+    compile_timeout_s: float = 10.0
 
 
 class RunSpec(msgspec.Struct, frozen=True):
@@ -93,3 +94,5 @@ class RunSpec(msgspec.Struct, frozen=True):
     template: str
     on_output_limit: str
     job: str
+    language: str = "python"
+    isolation: str = "warm"

@@ -9,6 +9,7 @@ nothing here decides how the run ended (the slot's PID 1 does, from outside).
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
+import ast
 import gc
 import io
 import mmap
@@ -19,13 +20,13 @@ import signal
 import sys
 import threading
 import types
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import box, hooks, kernel
 
 # Kept here because the program may replace them; it can still kill its own exit, and only that.
 _exit, _getpid, _kill = os._exit, os.getpid, os.kill
-_exec, _compile = exec, compile
+_exec, _eval, _compile = exec, eval, compile
 _MERSENNE_WORDS = 624
 _REHEARSALS = 20
 _OOM_FIRST = b"1000"  # the kernel's out-of-memory killer takes the program, never its PID 1
@@ -39,6 +40,7 @@ ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
     "PYTHONHASHSEED": "0",
+    "PYTHONIOENCODING": "utf-8:strict",
     "MPLBACKEND": "Agg",
     # One thread each: a run has one core's share, and pools would break fork.
     "OMP_NUM_THREADS": "1",
@@ -74,12 +76,13 @@ def confine(limits: dict[str, float], uid: int, stdin: int, stdout: int, stderr:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def run(code: str, files: dict[str, str | dict[str, str]], begun: mmap.mmap) -> NoReturn:
+def run(job: dict[str, Any], begun: mmap.mmap) -> NoReturn:
     """Run the program as ``python main.py`` would and leave as CPython would.
 
     ``begun`` is shared with PID 1: set when all is ready, and unmapped before the program's first
     line. A process that ends before is our fault, and the program cannot claim to be one.
     """
+    code, files = job["code"], job["files"]
     if files:
         box.put(files)
     _write_main(code.encode())
@@ -87,9 +90,10 @@ def run(code: str, files: dict[str, str | dict[str, str]], begun: mmap.mmap) -> 
     hooks.restore()
     _reseed()
     gc.enable()
+    echo = job.get("echo_last", False)
     begun[0] = 1
     begun.close()
-    exit_code = _execute(code, namespace)
+    exit_code = _execute(code, namespace, echo)
     _leave(exit_code, thorough=bool(files) or _may_have_destructors(code))
 
 
@@ -122,19 +126,38 @@ def _reseed() -> None:
         numpy.random.set_state(("MT19937", words, _MERSENNE_WORDS))
 
 
-def _execute(code: str, namespace: dict[str, object]) -> int | None:
+def _execute(code: str, namespace: dict[str, object], echo: bool) -> int | None:
     """Return the exit code, or None where CPython would end itself by SIGINT."""
     try:
-        _exec(_compile(code, box.MAIN, "exec", dont_inherit=True), namespace)
+        if echo:
+            _execute_echoing(code, namespace)
+        else:
+            _exec(_compile(code, box.MAIN, "exec", dont_inherit=True), namespace)
     except SystemExit as stop:
         return _exit_code(stop)
     except BaseException as error:
-        trace = error.__traceback__
-        error.__traceback__ = trace.tb_next if trace else None  # without this frame of ours
+        error.__traceback__ = _without_our_frames(error.__traceback__)
         sys.last_exc = error
         sys.excepthook(type(error), error, error.__traceback__)
         return None if type(error) is KeyboardInterrupt else 1
     return 0
+
+
+def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """From the program's module on; nothing where the code did not compile."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != box.MAIN:
+        trace = trace.tb_next
+    return trace
+
+
+def _execute_echoing(code: str, namespace: dict[str, object]) -> None:
+    """As a notebook cell: the value of a last expression is shown unless it is None."""
+    tree = ast.parse(code, box.MAIN)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    _exec(_compile(tree, box.MAIN, "exec", dont_inherit=True), namespace)
+    if isinstance(last, ast.Expr):
+        shown = ast.Expression(last.value)
+        sys.displayhook(_eval(_compile(shown, box.MAIN, "eval", dont_inherit=True), namespace))
 
 
 def _exit_code(stop: SystemExit) -> int:
@@ -216,7 +239,7 @@ def rehearse() -> None:
     argv, orig_argv, path = sys.argv, sys.orig_argv, list(sys.path)
     main = sys.modules["__main__"]
     for _ in range(_REHEARSALS):
-        _execute("x = 1", _fresh_main())
+        _execute("x = 1", _fresh_main(), False)
         _may_have_destructors("pass")
         _reseed()
         _flush()

@@ -21,7 +21,11 @@ _SCIENCE = (
     "pandas", "networkx",
 )  # fmt: skip
 
-MODULES: dict[str, tuple[str, ...]] = {"bare": _STANDARD, "science": _STANDARD + _SCIENCE}
+MODULES: dict[str, tuple[str, ...]] = {
+    "fresh": (),
+    "bare": _STANDARD,
+    "science": _STANDARD + _SCIENCE,
+}
 
 
 def _plain() -> None:
@@ -70,6 +74,7 @@ def _networkx() -> None:
 
 
 EXERCISES: dict[str, tuple[Callable[[], object], ...]] = {
+    "fresh": (),
     "bare": (_plain,),
     "science": (_plain, _numpy, _sympy, _pandas, _networkx),
 }

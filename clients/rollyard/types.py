@@ -41,6 +41,7 @@ RUN_ID_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
 JOB_PATTERN = r"^[A-Za-z0-9_.:/-]{1,64}$"
 MAX_FILES = 64
 MAX_PATH_CHARS = 255
+MAX_NAME_BYTES = 255  # of one part, as file systems have it
 _BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 
 
@@ -91,6 +92,8 @@ def check_relative_path(path: str) -> str:
     """
     if not path or len(path) > MAX_PATH_CHARS or "\0" in path:
         raise ValueError(f"file path must have 1 to {MAX_PATH_CHARS} characters and no NUL")
+    if any(len(part.encode("utf-8", "replace")) > MAX_NAME_BYTES for part in path.split("/")):
+        raise ValueError(f"a part of file path {path[:40]!r}… has more than {MAX_NAME_BYTES} bytes")
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise ValueError(f"file path {path!r} must be relative, without empty, '.' or '..' parts")
     return path
@@ -161,9 +164,8 @@ class RunRequest(_Wire):
     @model_validator(mode="after")
     def _files_fit(self) -> Self:
         # What cannot be written is the request's fault: said now, not by a run that fails.
-        if not self.files:
-            return self
-        if (source := SOURCES[self.language]) in self.files:
+        source = SOURCES[self.language]
+        if any(path.split("/")[0] == source for path in self.files):
             raise ValueError(f"files: {source} is where the code itself stands")
         needed = _pages(len(self.code.encode()))
         for path, content in self.files.items():

@@ -32,6 +32,10 @@ class Leaf(ABC):
         """How many processes the kernel has killed here at the memory limit, since creation."""
 
     @abstractmethod
+    def pids(self) -> list[int]:
+        """The processes in it."""
+
+    @abstractmethod
     def peak_bytes(self) -> int:
         """Most memory in use since limit()."""
 
@@ -200,6 +204,9 @@ class _V2Leaf(Leaf):
                 return int(value)
         return 0
 
+    def pids(self) -> list[int]:
+        return _pids(self._directory)
+
     def peak_bytes(self) -> int:
         return int(os.pread(self._peak, 32, 0)) if self._peak >= 0 else 0
 
@@ -272,6 +279,9 @@ class _V1Leaf(Leaf):
             if name == "oom_kill":
                 return int(value)
         return 0
+
+    def pids(self) -> list[int]:
+        return _pids(self._directories["pids"])
 
     def peak_bytes(self) -> int:
         return int(os.pread(self._peak, 32, 0))

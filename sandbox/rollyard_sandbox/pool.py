@@ -179,7 +179,7 @@ class Pool:
     async def _clone(self, template: Template, number: int, disk_bytes: int) -> Slot:
         self._serial += 1
         leaf = self._cgroups.leaf(f"slot-{self._serial}") if self._cgroups else None
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:

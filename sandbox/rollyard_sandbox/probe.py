@@ -4,16 +4,17 @@ A program that a hostile model could write is run in a real slot, and what it ma
 with what it must not. The same facts are ``rollyard doctor``'s table.
 """
 
-import json
 import platform
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from rollyard_queue.records import LimitsSpec, RunSpec
 from rollyard_sandbox.cgroups import Cgroups
+from rollyard_sandbox.execution import Execution
 from rollyard_sandbox.pool import Pool
-from rollyard_sandbox.reports import Evidence
+from rollyard_sandbox.reports import Evidence, SlotReport
 from rollyard_sandbox.slots import SlotLost
 
 _PROGRAM = r"""
@@ -101,18 +102,23 @@ class Layer:
         return WHAT[self.name]
 
 
-def _payload(code: str, *, memory_mib: int = 128, pids: int = 64) -> bytes:
-    return json.dumps(
-        {
-            "code": code, "stdin": None, "files": {}, "fetch_files": [],
-            "on_output_limit": "truncate",
-            "limits": {
-                "timeout_s": 10.0, "cpu_s": None, "memory_bytes": memory_mib << 20,
-                "compile_timeout_s": 10.0, "disk_bytes": 64 << 20, "pids": pids,
-                "output_bytes": 65536,
-            },
-        }
-    ).encode()  # fmt: skip
+_MEMORY_BYTES, _DISK_BYTES = 128 << 20, 64 << 20
+
+
+async def _run(pool: Pool, template: str, code: str, pids: int) -> tuple[SlotReport, Evidence]:
+    limits = LimitsSpec(
+        timeout_s=20.0, cpu_s=None, memory_bytes=_MEMORY_BYTES, disk_bytes=_DISK_BYTES, pids=pids,
+        output_bytes=65536,
+    )  # fmt: skip
+    spec = RunSpec(
+        run_id="probe", code=code, stdin=None, files={}, fetch_files=[], limits=limits,
+        template=template, on_output_limit="truncate", job="probe",
+    )  # fmt: skip
+    slot = await pool.acquire(template, _DISK_BYTES)
+    try:
+        return await Execution(slot, spec, msgspec.json.encode(spec)).run()
+    finally:
+        await pool.release(slot)
 
 
 async def probe(pool: Pool, cgroups: Cgroups | None, template: str) -> list[Layer]:
@@ -129,11 +135,7 @@ async def probe(pool: Pool, cgroups: Cgroups | None, template: str) -> list[Laye
 
 
 async def _facts(pool: Pool, template: str) -> dict[str, Any]:
-    slot = await pool.acquire(template, 64 << 20)
-    try:
-        report, evidence = await slot.run(_payload(_PROGRAM), memory_bytes=128 << 20, pids=64)
-    finally:
-        await pool.release(slot)
+    report, evidence = await _run(pool, template, _PROGRAM, 64)
     try:
         return msgspec.json.decode(report.stdout, type=dict[str, Any])
     except msgspec.DecodeError as error:
@@ -142,29 +144,20 @@ async def _facts(pool: Pool, template: str) -> dict[str, Any]:
             f"signal {report.signal}, {report.killed or 'no limit'}, {evidence.oom_kills} killed "
             f"for memory, {report.wall_ms:.0f} ms): {report.stderr}"
         )
-        raise SlotLost(text, Evidence()) from error
+        raise SlotLost(text, evidence) from error
 
 
 async def _memory(pool: Pool, cgroups: Cgroups, template: str) -> Layer:
-    slot = await pool.acquire(template, 64 << 20)
-    detail = f"version {cgroups.version}"
     try:
-        _, evidence = await slot.run(_payload(_MEMORY_HOG), memory_bytes=128 << 20, pids=64)
-        works = evidence.oom_kills > 0
+        _, evidence = await _run(pool, template, _MEMORY_HOG, 64)
     except SlotLost as lost:
-        works, detail = lost.evidence.oom_kills > 0, f"{detail}; PID 1 was killed too"
-    finally:
-        await pool.release(slot)
-    return Layer("cgroup_memory", works, detail)
+        evidence = lost.evidence
+    return Layer("cgroup_memory", evidence.oom_kills > 0, f"version {cgroups.version}")
 
 
 async def _pids(pool: Pool, cgroups: Cgroups, template: str) -> Layer:
-    slot = await pool.acquire(template, 64 << 20)
-    try:
-        # The resource limit would allow 64; only the group stops at 16.
-        report, _ = await slot.run(_payload(_FORK_FLOOD), memory_bytes=128 << 20, pids=16)
-    finally:
-        await pool.release(slot)
+    # The resource limit counts the program's user alone; the group counts PID 1 as well.
+    report, _ = await _run(pool, template, _FORK_FLOOD, 16)
     born = report.stdout.strip()
     works = born.isdigit() and 0 < int(born) <= 16
     return Layer("cgroup_pids", works, f"version {cgroups.version}")

@@ -13,11 +13,12 @@ _KILLED_MESSAGES = {
 
 
 class SlotReport(msgspec.Struct, frozen=True):
-    """What a slot's PID 1 says of a run; checked here because it crosses the jail's wall."""
+    """What happened to a run, as far as it was seen from outside the program."""
 
     exit_code: int | None = None
     signal: int | None = None
     killed: str | None = None
+    refused: bool = False
     phase: str = "run"
     waited_ms: float = 0.0
     wall_ms: float = 0.0
@@ -27,8 +28,6 @@ class SlotReport(msgspec.Struct, frozen=True):
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     files: dict[str, str | dict[str, str]] = {}
-    dirty: str | None = None
-    fault: str | None = None
 
 
 class ResultRecord(msgspec.Struct, omit_defaults=True):
@@ -78,6 +77,8 @@ def judge(
         if report.waited_ms >= 1:
             text += f" ({report.waited_ms:.0f} ms of waiting for a core not counted)"
         return report.killed, f"{text}; {killed}" if evidence.oom_kills else text
+    if report.refused:
+        return "error", "the request's files cannot be written; see stderr"
     if evidence.oom_kills and report.exit_code != 0:
         return "memory", f"memory limit of {limits['memory_bytes']} bytes reached"
     if report.signal is not None:

@@ -1,4 +1,4 @@
-"""The worker's side of a slot: its socket, its control group, and one run at a time."""
+"""The worker's side of a slot: its socket, its control group, and one order at a time."""
 
 import asyncio
 import contextlib
@@ -7,17 +7,13 @@ import signal
 import socket
 import struct
 
-import msgspec
-
+from rollyard_sandbox import clock
 from rollyard_sandbox.cgroups import Leaf
-from rollyard_sandbox.reports import Evidence, SlotReport
+from rollyard_sandbox.guest.protocol import FAULT, MAX_MESSAGE_BYTES, READY, REPORT, STOP
+from rollyard_sandbox.reports import Evidence
 
-_LENGTH = struct.Struct(">I")
 _CREDENTIALS = struct.Struct("iii")
-_MAX_REPORT_BYTES = 512 * 1024 * 1024
-_CANCEL = b'{"cancel":true}'
 _READY_S = 20.0
-_report_decoder = msgspec.json.Decoder(SlotReport)
 
 
 class SlotLost(Exception):
@@ -32,18 +28,20 @@ class Slot:
     """One live slot of a template."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, template: str,
-        number: int, disk_bytes: int, pid: int, leaf: Leaf | None,
+        self, sock: socket.socket, *, template: str, number: int, disk_bytes: int, pid: int,
+        leaf: Leaf | None,
     ) -> None:  # fmt: skip
         self.template = template
         self.number = number
         self.disk_bytes = disk_bytes
         self.pid = pid
-        self.runs = 0
         self.usable = True
-        self._reader = reader
-        self._writer = writer
+        self._sock = sock
         self._leaf = leaf
+        self._kills_before = 0
+        self._ending: asyncio.Future[bytes] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self._hear)
 
     @classmethod
     async def adopt(
@@ -56,87 +54,103 @@ class Slot:
             OSError: its control group refuses it.
         """
         try:
-            body, pid = await asyncio.wait_for(_first_frame(ours), _READY_S)
-        except (TimeoutError, OSError, EOFError) as error:
+            message, pid = await asyncio.wait_for(_first_message(ours), _READY_S)
+        except (TimeoutError, OSError) as error:
             raise SlotLost(f"slot did not start: {error!r}", Evidence()) from error
-        report = msgspec.json.decode(body)
-        if "fault" in report:
-            raise SlotLost(f"slot did not start:\n{report['fault']}", Evidence())
+        if message != READY:
+            said = message.removeprefix(FAULT).decode("utf-8", "replace") or "it hung up"
+            raise SlotLost(f"slot did not start: {said}", Evidence())
         if leaf is not None:
             leaf.add(pid)
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
-        return cls(reader, writer, template=template, number=number, disk_bytes=disk_bytes,
-                   pid=pid, leaf=leaf)  # fmt: skip
+        return cls(ours, template=template, number=number, disk_bytes=disk_bytes, pid=pid,
+                   leaf=leaf)  # fmt: skip
 
-    async def run(
-        self, payload: bytes, *, memory_bytes: int, pids: int
-    ) -> tuple[SlotReport, Evidence]:
-        """Run one request (its JSON as it came) and return what happened.
+    def begin(self, memory_bytes: int, pids: int) -> None:
+        """Set the limits of the next run.
 
         Raises:
-            SlotLost: no report came; the slot is no longer usable.
+            SlotLost: the control group refuses them.
         """
-        self.runs += 1
-        kills_before = 0
-        try:
-            if self._leaf is not None:
+        if self._leaf is not None:
+            try:
                 self._leaf.limit(memory_bytes, pids + 1)  # PID 1 is in there too
-                kills_before = self._leaf.oom_kills()
-            self._writer.write(_LENGTH.pack(len(payload)) + payload)
-            await self._writer.drain()
-            report = _report_decoder.decode(await self._receive())
-        except (OSError, EOFError, msgspec.DecodeError) as error:
-            self.usable = False
-            evidence = self._evidence(kills_before)
-            raise SlotLost(f"slot gave no report: {error!r}", evidence) from error
-        if report.fault is not None:
-            self.usable = False
-            raise SlotLost(f"fault in the slot:\n{report.fault}", self._evidence(kills_before))
-        self.usable = report.dirty is None
-        return report, self._evidence(kills_before)
+                self._kills_before = self._leaf.oom_kills()
+            except OSError as error:
+                self.usable = False
+                raise SlotLost(f"control group: {error}", Evidence()) from error
 
-    async def _receive(self) -> bytes:
-        (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-        if length > _MAX_REPORT_BYTES:
-            raise EOFError(f"report of {length} bytes")
-        return await self._reader.readexactly(length)
+    def order(self, order: bytes, descriptors: list[int]) -> asyncio.Future[bytes]:
+        """Start a program; the future is its report, or SlotLost."""
+        self._ending = self._loop.create_future()
+        try:
+            socket.send_fds(self._sock, [order], descriptors)
+        except OSError as error:
+            self._lose(f"slot takes no order: {error}")
+        return self._ending
 
-    def _evidence(self, kills_before: int) -> Evidence:
-        if self._leaf is None:
-            return Evidence()
+    def stop(self) -> None:
+        """Ask PID 1 to end the running program; its report then says ``stopped``."""
         with contextlib.suppress(OSError):
-            return Evidence(self._leaf.oom_kills() - kills_before, self._leaf.peak_bytes())
-        return Evidence()
+            self._sock.send(STOP)
 
-    def cancel(self) -> None:
-        """Ask PID 1 to end the running program; its report then says ``cancelled``."""
-        self._writer.write(_LENGTH.pack(len(_CANCEL)) + _CANCEL)
+    def pids(self) -> list[int]:
+        """Host pids of the run's processes, without PID 1."""
+        pids = self._leaf.pids() if self._leaf is not None else clock.descendants(self.pid)
+        return [pid for pid in pids if pid != self.pid]
+
+    def evidence(self) -> Evidence:
+        """What the control group says since begin()."""
+        if self._leaf is not None:
+            with contextlib.suppress(OSError):
+                kills = self._leaf.oom_kills() - self._kills_before
+                return Evidence(kills, self._leaf.peak_bytes())
+        return Evidence()
 
     async def destroy(self) -> None:
         """Hang up: PID 1 leaves and the kernel kills whatever is in the slot."""
         self.usable = False
-        self._writer.close()
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
         if self._leaf is not None:
             await asyncio.to_thread(self._leaf.remove)
 
+    def _hear(self) -> None:
+        try:
+            message = self._sock.recv(MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"slot gave no report: {error}")
+            return
+        if len(message) == REPORT.size and self._ending is not None and not self._ending.done():
+            self._ending.set_result(message)
+        else:
+            said = message.removeprefix(FAULT).decode("utf-8", "replace")
+            self._lose(f"fault in the slot: {said}" if said else "slot ended without a report")
 
-async def _first_frame(sock: socket.socket) -> tuple[bytes, int]:
-    """Read the slot's first frame and, from the kernel, the host's pid of its sender."""
+    def _lose(self, message: str) -> None:
+        self.usable = False
+        self._loop.remove_reader(self._sock.fileno())
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_exception(SlotLost(message, self.evidence()))
+
+
+async def _first_message(sock: socket.socket) -> tuple[bytes, int]:
+    """Read the slot's first message and, from the kernel, the host's pid of its sender."""
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
+    ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(sock.fileno(), lambda: ready.done() or ready.set_result(None))
     try:
         await ready
     finally:
         loop.remove_reader(sock.fileno())
-    data, ancillary, _, _ = sock.recvmsg(1 << 16, socket.CMSG_SPACE(_CREDENTIALS.size))
-    if not data:
-        raise EOFError("it hung up")
+    space = socket.CMSG_SPACE(_CREDENTIALS.size)
+    message, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE_BYTES, space)
     pid = 0
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
             pid = _CREDENTIALS.unpack(content)[0]
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-    return data[_LENGTH.size :], pid
+    return message, pid

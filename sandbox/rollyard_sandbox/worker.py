@@ -14,11 +14,12 @@ import msgspec
 from rollyard_queue.base import Queue, QueueError
 from rollyard_queue.records import Delivery, FinishedRun, Notice, RunSpec
 from rollyard_sandbox import reports
+from rollyard_sandbox.execution import Execution
 from rollyard_sandbox.gate import PLACES_FOR_EACH_CORE, StartGate
 from rollyard_sandbox.jail import JailError
 from rollyard_sandbox.metrics import WorkerMetrics
 from rollyard_sandbox.pool import Pool
-from rollyard_sandbox.slots import Slot, SlotLost
+from rollyard_sandbox.slots import SlotLost
 
 log = logging.getLogger(__name__)
 
@@ -41,19 +42,18 @@ def new_worker_id() -> str:
 
 
 class _Running:
-    """One claimed run; its slot, once it has one."""
+    """One claimed run; its execution, once it has begun."""
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
         self.claimed = time.monotonic()
-        self.slot: Slot | None = None
+        self.execution: Execution | None = None
         self.stopped = False
 
     def stop(self) -> None:
-        if not self.stopped:
-            self.stopped = True
-            if self.slot is not None:
-                self.slot.cancel()
+        self.stopped = True
+        if self.execution is not None:
+            self.execution.stop("cancelled")
 
 
 class Worker:
@@ -217,12 +217,10 @@ class Worker:
                 if running.stopped:
                     report, evidence = reports.SlotReport(killed="cancelled"), reports.Evidence()
                 else:
-                    running.slot = slot
-                    report, evidence = await slot.run(
-                        running.delivery.payload, memory_bytes=limits.memory_bytes, pids=limits.pids
-                    )
+                    running.execution = Execution(slot, spec, running.delivery.payload)
+                    report, evidence = await running.execution.run()
             finally:
-                running.slot = None
+                running.execution = None
                 await self._pool.release(slot)
         finally:
             place.leave()

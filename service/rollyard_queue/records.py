@@ -96,3 +96,4 @@ class RunSpec(msgspec.Struct, frozen=True):
     job: str
     language: str = "python"
     isolation: str = "warm"
+    echo_last: bool = False

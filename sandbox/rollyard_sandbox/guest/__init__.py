@@ -2,15 +2,13 @@
 
     template   a warm interpreter; clones slots on request
     slot       PID 1 of a slot: runs one program at a time and reports what happened to it
-    watch      follows one program: pipes, clock, cancellation
     programs   what a request's code runs as
     child      the forked process in which the program runs
     hooks      what libraries hook into fork and exit, kept aside
     box        the run's private file system: files in, files out, proof that it is empty again
-    output     what is kept of a stream
     filter     the child's system-call filter
     kernel     the few kernel calls that the standard library lacks
-    frames     length-prefixed messages on a socket
+    protocol   messages between worker and PID 1
 
 The package is copied into the jail as ``rollyard_guest``; modules import each other relatively.
 """

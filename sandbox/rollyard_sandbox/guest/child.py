@@ -23,6 +23,7 @@ import types
 from typing import Any, NoReturn
 
 from . import box, hooks, kernel
+from .protocol import BEGUN
 
 # Kept here because the program may replace them; it can still kill its own exit, and only that.
 _exit, _getpid, _kill = os._exit, os.getpid, os.kill
@@ -50,20 +51,19 @@ ENVIRONMENT = {
 }
 
 
-def confine(limits: dict[str, float], uid: int, stdin: int, stdout: int, stderr: int) -> None:
+def confine(disk_bytes: int, pids: int, uid: int, streams: list[int]) -> None:
     """Become the program's user with its limits and nothing of PID 1's.
 
     Order matters: what needs privilege comes before the user changes.
     """
     os.setsid()
-    for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
+    for target, source in enumerate(streams):
         os.dup2(source, target, inheritable=True)
     os.closerange(3, 1 << 30)
     adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(adjust, _OOM_FIRST)
     os.close(adjust)
-    disk, pids = int(limits["disk_bytes"]), int(limits["pids"])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (disk, disk))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (disk_bytes, disk_bytes))
     resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
     os.umask(0o022)
     os.setgroups(())
@@ -82,26 +82,16 @@ def run(job: dict[str, Any], begun: mmap.mmap) -> NoReturn:
     ``begun`` is shared with PID 1: set when all is ready, and unmapped before the program's first
     line. A process that ends before is our fault, and the program cannot claim to be one.
     """
-    code, files = job["code"], job["files"]
-    if files:
-        box.put(files)
-    _write_main(code.encode())
+    code = job["code"]
     namespace = _fresh_main()
     hooks.restore()
     _reseed()
     gc.enable()
-    echo = job.get("echo_last", False)
-    begun[0] = 1
+    echo, thorough = job["echo_last"], bool(job["files"]) or _may_have_destructors(code)
+    job.clear()  # expected outputs or names that a caller may have put there are not for it
+    begun[0] = BEGUN
     begun.close()
-    exit_code = _execute(code, namespace, echo)
-    _leave(exit_code, thorough=bool(files) or _may_have_destructors(code))
-
-
-def _write_main(source: bytes) -> None:
-    main = os.open(box.MAIN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    while source:
-        source = source[os.write(main, source) :]
-    os.close(main)
+    _leave(_execute(code, namespace, echo), thorough=thorough)
 
 
 def _fresh_main() -> dict[str, object]:

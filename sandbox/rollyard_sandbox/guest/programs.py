@@ -1,22 +1,21 @@
-"""How a request's code becomes processes: in this interpreter, or by executing a command.
+"""How a request's code becomes a process: in this interpreter, or by executing a command.
 
 python, warm    the forked interpreter itself
 python, fresh   a new interpreter, in a jail that was made for this run alone
 bash            bash main.sh
-cpp             g++ main.cpp, then its product; the compiler has a time limit of its own
+cpp             g++ main.cpp, and by a second order its product
 """
 
+import json
 import mmap
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import box, child
+from .protocol import BEGUN, COMPILE, COMPILED, MAX_FETCHED_BYTES, MAX_FETCHED_FILES, REFUSED
 
-_PYTHON = "/opt/python/bin/python3"
 _COMMANDS: dict[str, tuple[str, ...]] = {
-    "python": (_PYTHON, "-s", "main.py"),
+    "python": ("/opt/python/bin/python3", "-s", "main.py"),
     "bash": ("/usr/bin/bash", "main.sh"),
     "cpp": ("./main",),
 }
@@ -26,48 +25,42 @@ _COMPILERS: dict[str, tuple[str, ...]] = {
 SOURCES = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp"}
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One process of a run. ``start`` runs in the child, confined, and never returns."""
-
-    phase: str
-    timeout_s: float
-    start: Callable[[dict[str, Any], mmap.mmap], NoReturn]
+def read_job(descriptor: int) -> dict[str, Any]:
+    """The request, from the file that the worker made for this run."""
+    return json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
 
 
-def steps(job: dict[str, Any]) -> tuple[Step, ...]:
-    """The processes of a run, in order; the last one is the program."""
-    limits = job["limits"]
-    language = job.get("language", "python")
-    if language == "python" and job.get("isolation", "warm") == "warm":
-        return (Step("run", limits["timeout_s"], child.run),)
-    if compiler := _COMPILERS.get(language):
-        return (
-            Step("compile", limits["compile_timeout_s"], _writing(compiler)),
-            Step("run", limits["timeout_s"], _executing(_COMMANDS[language])),
-        )
-    return (Step("run", limits["timeout_s"], _writing(_COMMANDS[language])),)
+def start(job: dict[str, Any], flags: int, begun: mmap.mmap) -> NoReturn:
+    """Become the program; runs in the child, confined.
 
-
-def _writing(command: tuple[str, ...]) -> Callable[[dict[str, Any], mmap.mmap], NoReturn]:
-    """Write the request's files first, then execute."""
-
-    def start(job: dict[str, Any], begun: mmap.mmap) -> NoReturn:
-        box.put(job["files"])
-        box.put({SOURCES[job.get("language", "python")]: job["code"]})
-        _execute(command, begun)
-
-    return start
-
-
-def _executing(command: tuple[str, ...]) -> Callable[[dict[str, Any], mmap.mmap], NoReturn]:
-    return lambda _, begun: _execute(command, begun)
+    ``begun`` is shared with PID 1, and out of the program's reach before its first instruction.
+    """
+    language = job["language"]
+    if not flags & COMPILED:
+        try:
+            box.put(job["files"])
+            box.put({SOURCES[language]: job["code"]})
+        except OSError as error:  # too large, too long a name: the request's doing
+            os.write(2, f"cannot write the request's files: {error}\n".encode())
+            begun[0] = REFUSED
+            os._exit(1)
+    if language == "python" and job["isolation"] == "warm":
+        child.run(job, begun)
+    _execute(_COMPILERS[language] if flags & COMPILE else _COMMANDS[language], begun)
 
 
 def _execute(command: tuple[str, ...], begun: mmap.mmap) -> NoReturn:
-    begun[0] = 1  # the mapping itself goes with the old image
+    begun[0] = BEGUN  # the mapping itself goes with the old image
     try:
         os.execve(command[0], command, {**child.ENVIRONMENT, "PYTHONUNBUFFERED": "1"})  # noqa: S606
     except BaseException:
         begun[0] = 0
         raise
+
+
+def collect(job_descriptor: int, target: int) -> None:
+    """Write what ``fetch_files`` names, as JSON, to ``target``; runs in a process of its own."""
+    wanted = read_job(job_descriptor)["fetch_files"]
+    found = box.fetch(wanted, MAX_FETCHED_BYTES, MAX_FETCHED_FILES)
+    with open(target, "wb", closefd=False) as file:
+        file.write(json.dumps(found, ensure_ascii=False).encode())

@@ -1,30 +1,36 @@
 """A slot: a set of namespaces in which one program at a time lives; this is its PID 1.
 
 Protects against: a program that lies about how it ended (the report is made here, from wait
-status, our clock and the pipes), survives its end, or leaves anything behind.
-PID 1 has another user than the program, holds the only descriptors that matter, and is under the
-same system-call filter.
+status and our clock), survives its end, or leaves anything behind. PID 1 has another user than
+the program, and is under the same system-call filter. It never holds anything of a run but
+numbers (see protocol).
 """
 
 import contextlib
-import json
 import mmap
 import os
 import resource
+import select
 import signal
 import socket
 import time
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from . import box, child, filter, frames, kernel, programs
-from .output import KeptOutput
-from .watch import Watch
+from . import box, child, filter, kernel, programs
+from .protocol import (
+    COMPILE,
+    FAULT,
+    FETCH,
+    MAX_MESSAGE_BYTES,
+    ORDER,
+    READY,
+    REPORT,
+    STOP,
+)
 
 _KILL_PATIENCE_S = 10.0
-_MAX_FETCHED_BYTES = 16 * 1024 * 1024
-_MAX_FETCHED_FILES = 64
-
+_MAX_DESCRIPTORS = 5
 _RLIMITS = (
     (resource.RLIMIT_CORE, 0),
     (resource.RLIMIT_MEMLOCK, 64 * 1024),
@@ -45,7 +51,7 @@ def main(sock: socket.socket, uid: int, disk_bytes: int) -> NoReturn:
         status = 0
     except BaseException:
         with contextlib.suppress(OSError):
-            frames.send_frame(sock, json.dumps({"fault": traceback.format_exc()}).encode())
+            sock.send((FAULT + traceback.format_exc().encode())[:MAX_MESSAGE_BYTES])
     os._exit(status)  # PID 1: the kernel kills whatever is left of the slot
 
 
@@ -54,6 +60,8 @@ class Slot:
         self._sock = sock
         self._uid = uid
         self._begun = mmap.mmap(-1, mmap.PAGESIZE)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         os.unshare(os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWNET | os.CLONE_NEWUTS)
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("proc", "/proc", "proc", flags, "subset=pid,hidepid=invisible")
@@ -67,77 +75,88 @@ class Slot:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if filter.supported():
             kernel.install_filter(filter.program())
-        frames.send_frame(sock, b'{"ready":true}')
+        sock.send(READY)
 
     def serve(self) -> None:
-        while (body := frames.recv_frame(self._sock)) is not None:
-            job = json.loads(body)
-            if "cancel" in job:  # it crossed with the end of the run that it meant
-                continue
-            report = self._run(job)
-            try:
-                self._box.empty()
-            except (OSError, RecursionError, box.NotEmptied) as error:
-                report["dirty"] = str(error)
-            frames.send_frame(self._sock, json.dumps(report, ensure_ascii=False).encode())
-            if "dirty" in report:
+        clean = True
+        while clean:
+            order, descriptors, _, _ = socket.recv_fds(
+                self._sock, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS
+            )
+            if not order:
                 return
+            if order == STOP:  # it crossed with the end of the run that it meant
+                continue
+            clean = self._run(order, descriptors)
 
-    def _run(self, job: dict[str, Any]) -> dict[str, Any]:
-        steps = programs.steps(job)
-        for step in steps[:-1]:
-            report = self._step(job, step, None)
-            if report.get("exit_code") != 0:
-                report["phase"] = step.phase
-                return report
-        return self._step(job, steps[-1], job["stdin"])
-
-    def _step(self, job: dict[str, Any], step: programs.Step, stdin: str | None) -> dict[str, Any]:
-        limits = job["limits"]
-        stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC)
-        out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+    def _run(self, order: bytes, descriptors: list[int]) -> bool:
+        """Run one program and report; False when the slot cannot serve another."""
+        disk_bytes, pids, flags = ORDER.unpack(order)
         self._begun[0] = 0
-        started = time.monotonic()
+        started = time.monotonic_ns()
         pid = os.fork()
         if pid == 0:
             try:
-                child.confine(limits, self._uid, stdin_read, out_write, err_write)
-                step.start(job, self._begun)
+                job = programs.read_job(descriptors[0])
+                child.confine(disk_bytes, pids, self._uid, descriptors[1:4])
+                programs.start(job, flags, self._begun)
             finally:  # start never returns and never raises once the program has begun
                 os.write(2, traceback.format_exc().encode())
                 os._exit(1)
-        for end in (stdin_read, out_write, err_write):
+        for end in descriptors[1:4]:
             os.close(end)
-        stdout, stderr = KeptOutput(limits["output_bytes"]), KeptOutput(limits["output_bytes"])
-        watch = Watch(
-            self._sock, pid, started, step.timeout_s, limits["cpu_s"],
-            job["on_output_limit"] == "stop",
-        )  # fmt: skip
-        watch.take(stdin_write, stdin, {out_read: stdout, err_read: stderr})
+        stopped = self._until_end(pid)
+        wall_us = (time.monotonic_ns() - started) // 1000
+        status, cpu_s = _kill_and_reap(pid)
+        if flags & COMPILE and status == 0 and not stopped:
+            clean = True  # its product is what the next order runs
+        else:
+            clean = self._tidy(descriptors if flags & FETCH else [])
+        for kept in (descriptors[0], *descriptors[4:]):
+            os.close(kept)
+        report = (self._begun[0], stopped, clean, status, wall_us, int(cpu_s * 1e6))
+        self._sock.send(REPORT.pack(*report))
+        return clean
+
+    def _until_end(self, pid: int) -> bool:
+        """Wait until the first process has ended (False) or the worker says stop (True)."""
+        pidfd = os.pidfd_open(pid)
         try:
-            watch.until_end()
-            ended = time.monotonic()
-            status, cpu_s = _kill_and_reap(pid)
-            watch.drain()
+            self._poll.register(pidfd, select.POLLIN)
+            for ready, _ in self._poll.poll():
+                if ready == pidfd:
+                    return False
+            if not self._sock.recv(MAX_MESSAGE_BYTES):
+                os._exit(0)  # the worker is gone: PID 1's end takes the whole slot with it
+            return True
         finally:
-            watch.close()
-        if not self._begun[0] and watch.killed is None:
-            return {"fault": f"the program could not be started: {stderr.text()}"}
-        files = job["fetch_files"]
-        return {
-            "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-            "killed": watch.killed,
-            "waited_ms": round(watch.waited_s * 1e3, 3),
-            "wall_ms": round((ended - started) * 1e3, 3),
-            "cpu_ms": round(cpu_s * 1e3, 3),
-            "stdout": stdout.text(),
-            "stderr": stderr.text(),
-            "stdout_truncated": stdout.truncated,
-            "stderr_truncated": stderr.truncated,
-            "files": box.fetch(files, _MAX_FETCHED_BYTES, _MAX_FETCHED_FILES) if files else {},
-        }
+            self._poll.unregister(pidfd)
+            os.close(pidfd)
+
+    def _tidy(self, fetch: list[int]) -> bool:
+        """Make the box as it was; True when the kernel's counts say that it is.
+
+        Names and contents are handled by a process of its own, which ends with them.
+        """
+        with contextlib.suppress(OSError, box.NotEmptied):
+            if not fetch:
+                with contextlib.suppress(OSError):
+                    self._box.renew()
+                    return True
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    if fetch:
+                        programs.collect(fetch[0], fetch[4])
+                    box.clear()
+                    code = 0
+                finally:
+                    os._exit(code)
+            if os.waitpid(pid, 0)[1] == 0:
+                self._box.renew()
+                return True
+        return False
 
 
 def _kill_and_reap(pid: int) -> tuple[int, float]:
@@ -165,7 +184,5 @@ def _kill_and_reap(pid: int) -> tuple[int, float]:
             continue
         if time.monotonic() > deadline:
             raise TimeoutError("a killed process does not end")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)  # born between the first signal and its parent's death
         time.sleep(pause)
         pause = min(2 * pause, 0.05)

@@ -1,0 +1,70 @@
+"""The clock of one run: when to look, and whether a limit is reached then.
+
+Wall time counts from the order to the slot. What a thread of the run waited for a core because
+others were busy is given back, up to a multiple of the limit: an overloaded machine is not told
+as a slow program. Kernel doc: Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat.
+"""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+_GRACE = 2.0
+_LEAST_PAUSE_S = 0.005
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+
+
+class Clock:
+    """Limits of one run; ``started`` is set at creation."""
+
+    def __init__(self, timeout_s: float, cpu_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._cpu_s = cpu_s
+        self._started = time.monotonic()
+        self.waited_s = 0.0
+        """Waiting for a core that a time-out did not count."""
+
+    def first_look_s(self) -> float:
+        """Seconds from the start until a limit can be reached at the earliest."""
+        return min(self._timeout_s, self._cpu_s or self._timeout_s)
+
+    def look(self, pids: list[int]) -> str | float:
+        """Which limit the processes have reached, or the seconds until the next look."""
+        used_s, waited_s = cpu_and_wait_s(pids)
+        if self._cpu_s is not None and used_s >= self._cpu_s:
+            return "cpu_timeout"
+        wall_s = time.monotonic() - self._started
+        # Threads of one run that wait for each other's core are no one else's fault: what the
+        # run used as CPU is never given back.
+        starved_s = max(0.0, min(waited_s, wall_s - used_s, self._timeout_s * _GRACE))
+        left_s = self._timeout_s - (wall_s - starved_s)
+        if left_s <= 0:
+            self.waited_s = starved_s
+            return "timeout"
+        if self._cpu_s is not None:
+            left_s = min(left_s, self._cpu_s - used_s)
+        return max(left_s, _LEAST_PAUSE_S)
+
+
+def cpu_and_wait_s(pids: list[int]) -> tuple[float, float]:
+    """CPU seconds of processes with their waited-for children, and the longest wait of a thread."""
+    used_s, waited_s = 0.0, 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+            used_s += sum(map(int, fields[11:15])) / _TICKS_PER_S  # utime stime cutime cstime
+            for task in (_PROC / f"{pid}/task").iterdir():
+                waited_s = max(waited_s, int((task / "schedstat").read_text().split()[1]) / 1e9)
+    return used_s, waited_s
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below ``pid``; for machines where no control group lists them."""
+    found = [pid]
+    for one in found:  # grows while it is walked
+        with contextlib.suppress(OSError):
+            for task in (_PROC / f"{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found[1:]

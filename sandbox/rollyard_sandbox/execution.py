@@ -1,0 +1,240 @@
+"""One program in one slot: its pipes, its clock, and what is known of it at the end.
+
+Everything that the program gives and takes passes here, outside the jail: PID 1 is forked into
+the next program and must not have seen it.
+"""
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+
+import msgspec
+
+from rollyard_queue.records import RunSpec
+from rollyard_sandbox.clock import Clock
+from rollyard_sandbox.guest.protocol import (
+    BEGUN,
+    COMPILE,
+    COMPILED,
+    FETCH,
+    MAX_FETCHED_BYTES,
+    ORDER,
+    REFUSED,
+    REPORT,
+)
+from rollyard_sandbox.output import KeptOutput
+from rollyard_sandbox.reports import Evidence, SlotReport
+from rollyard_sandbox.slots import Slot, SlotLost
+
+_READ_BYTES = 65536
+# Most programs have ended by then and are read once; until then a pipe holds 64 KiB.
+_FIRST_READ_S = 0.002
+_files_decoder = msgspec.json.Decoder(dict[str, str | dict[str, str]])
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A decoded report."""
+
+    begun: int
+    stopped: bool
+    clean: bool
+    status: int
+    wall_ms: float
+    cpu_ms: float
+
+
+class Execution:
+    """Runs one request; stop() may be called at any time from the same loop."""
+
+    def __init__(self, slot: Slot, spec: RunSpec, payload: bytes) -> None:
+        self._slot = slot
+        self._spec = spec
+        self._payload = payload
+        self._loop = asyncio.get_running_loop()
+        self._reason: str | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._reading: set[int] = set()
+        self._streams: dict[int, KeptOutput] = {}
+        self._stdin = -1
+        self._pending = memoryview(b"")
+        self._clock = Clock(1.0, None)
+
+    def stop(self, reason: str) -> None:
+        """End the program; the first reason is the one that counts."""
+        if self._reason is None:
+            self._reason = reason
+            self._slot.stop()
+
+    async def run(self) -> tuple[SlotReport, Evidence]:
+        """Run the request's steps and return what happened.
+
+        Raises:
+            SlotLost: no report came, or the program could not be started; our fault.
+        """
+        limits = self._spec.limits
+        self._slot.begin(limits.memory_bytes, limits.pids)
+        job = os.memfd_create("rollyard-job", os.MFD_CLOEXEC)
+        fetched = os.memfd_create("rollyard-files", os.MFD_CLOEXEC) if self._fetches else -1
+        try:
+            os.write(job, self._payload)
+            if self._spec.language == "cpp":
+                report = await self._step(job, -1, COMPILE, limits.compile_timeout_s, None)
+                if report.exit_code != 0 or report.killed:
+                    evidence = self._slot.evidence()
+                    return msgspec.structs.replace(report, phase="compile"), evidence
+            flags = COMPILED if self._spec.language == "cpp" else 0
+            report = await self._step(job, fetched, flags, limits.timeout_s, self._spec.stdin)
+            return report, self._slot.evidence()
+        finally:
+            os.close(job)
+            if fetched >= 0:
+                os.close(fetched)
+
+    @property
+    def _fetches(self) -> bool:
+        return bool(self._spec.fetch_files)
+
+    async def _step(
+        self, job: int, fetched: int, flags: int, timeout_s: float, stdin: str | None
+    ) -> SlotReport:
+        limits = self._spec.limits
+        descriptors = [job, *self._open_pipes(stdin)]
+        if fetched >= 0:
+            flags |= FETCH
+            descriptors.append(fetched)
+        try:
+            self._clock = Clock(timeout_s, limits.cpu_s)
+            order = ORDER.pack(limits.disk_bytes, limits.pids, flags)
+            ending = self._slot.order(order, descriptors)
+        finally:
+            for given in descriptors[1:4]:
+                os.close(given)
+        try:
+            self._timers = [
+                self._loop.call_later(_FIRST_READ_S, self._start_reading),
+                self._loop.call_later(self._clock.first_look_s(), self._look),
+            ]
+            self._feed()
+            ended = _decode(await ending)
+            self._drain()
+        finally:
+            self._close()
+        if not ended.clean or (self._reason and flags & COMPILE):
+            self._slot.usable = False
+        return self._report(ended, fetched)
+
+    # Pipes ------------------------------------------------------------------------------------
+
+    def _open_pipes(self, stdin: str | None) -> tuple[int, int, int]:
+        """Open the three pipes; keep our ends and return the program's."""
+        stdin_read, self._stdin = os.pipe2(os.O_CLOEXEC)
+        out_read, out_write = os.pipe2(os.O_CLOEXEC)
+        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        self._pending = memoryview((stdin or "").encode())
+        for ours in (self._stdin, out_read, err_read):
+            os.set_blocking(ours, False)
+        bound = self._spec.limits.output_bytes
+        self._streams = {out_read: KeptOutput(bound), err_read: KeptOutput(bound)}
+        return stdin_read, out_write, err_write
+
+    def _start_reading(self) -> None:
+        for stream in self._streams:
+            self._reading.add(stream)
+            self._loop.add_reader(stream, self._read, stream)
+
+    def _read(self, stream: int) -> None:
+        try:
+            data = os.read(stream, _READ_BYTES)
+        except BlockingIOError:
+            return
+        kept = self._streams[stream]
+        kept.add(data)
+        if not data:
+            self._reading.discard(stream)
+            self._loop.remove_reader(stream)
+        elif kept.truncated and self._spec.on_output_limit == "stop":
+            self.stop("output_limit")
+
+    def _feed(self) -> None:
+        """Write what fits into stdin; come back when there is room again."""
+        try:
+            while self._pending:
+                self._pending = self._pending[os.write(self._stdin, self._pending) :]
+        except BlockingIOError:
+            self._loop.add_writer(self._stdin, self._feed)
+            return
+        except OSError:  # nobody reads any more
+            pass
+        self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        if self._stdin >= 0:
+            self._loop.remove_writer(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+
+    def _drain(self) -> None:
+        """Take what was written before the end; all writers are dead by now."""
+        for stream, kept in self._streams.items():
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(stream, _READ_BYTES):
+                    kept.add(data)
+
+    def _close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for stream in self._reading:
+            self._loop.remove_reader(stream)
+        self._reading.clear()
+        self._close_stdin()
+        for stream in self._streams:
+            os.close(stream)
+
+    # Clock ------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        found = self._clock.look(self._slot.pids())
+        if isinstance(found, str):
+            self.stop(found)
+        else:
+            self._timers[1] = self._loop.call_later(found, self._look)
+
+    # Report -----------------------------------------------------------------------------------
+
+    def _report(self, ended: _Ended, fetched: int) -> SlotReport:
+        stdout, stderr = self._streams.values()
+        # A program that had ended by itself was not ended by a reason that came too late.
+        killed = self._reason if ended.stopped else None
+        if ended.begun != BEGUN and killed is None and ended.begun != REFUSED:
+            text = f"the program could not be started: {stderr.text()}"
+            raise SlotLost(text, self._slot.evidence())
+        return SlotReport(
+            exit_code=os.WEXITSTATUS(ended.status) if os.WIFEXITED(ended.status) else None,
+            signal=os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None,
+            killed=killed,
+            refused=ended.begun == REFUSED,
+            waited_ms=round(self._clock.waited_s * 1e3, 3),
+            wall_ms=ended.wall_ms,
+            cpu_ms=ended.cpu_ms,
+            stdout=stdout.text(),
+            stderr=stderr.text(),
+            stdout_truncated=stdout.truncated,
+            stderr_truncated=stderr.truncated,
+            files=_files(fetched) if fetched >= 0 else {},
+        )
+
+
+def _decode(message: bytes) -> _Ended:
+    begun, stopped, clean, status, wall_us, cpu_us = REPORT.unpack(message)
+    return _Ended(begun, bool(stopped), bool(clean), status, wall_us / 1e3, cpu_us / 1e3)
+
+
+def _files(descriptor: int) -> dict[str, str | dict[str, str]]:
+    """What was collected; nothing where the collection itself failed."""
+    data = os.pread(descriptor, 8 * MAX_FETCHED_BYTES, 0)
+    try:
+        return _files_decoder.decode(data) if data else {}
+    except msgspec.DecodeError:
+        return {}

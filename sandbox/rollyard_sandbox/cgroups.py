@@ -9,11 +9,24 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = "rollyard-"
 _REMOVAL_PATIENCE_S = 5.0
 _SLOT_CPU_WEIGHT = 100
+_CHARGE_BATCH_BYTES = 64 * 4096  # the kernel charges ahead by up to this (MEMCG_CHARGE_BATCH)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A leaf's counters, to be compared with those at the start of the run."""
+
+    oom_kills: int = 0
+    """Processes of the leaf that the kernel killed for want of memory, here or on the machine."""
+    limit_hits: int = 0
+    """More than before: the leaf's own limit was reached."""
+    cpu_s: float = 0.0
 
 
 class Leaf(ABC):
@@ -28,8 +41,12 @@ class Leaf(ABC):
         """Set the limits of the next run and start its peak anew; raises OSError."""
 
     @abstractmethod
-    def oom_kills(self) -> int:
-        """How many processes the kernel has killed here at the memory limit, since creation."""
+    def counts(self) -> Counts:
+        """The counters now."""
+
+    @abstractmethod
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes that ever were in it, waited for or not."""
 
     @abstractmethod
     def pids(self) -> list[int]:
@@ -65,6 +82,15 @@ def _write(path: Path, value: str) -> None:
         os.write(descriptor, value.encode())
     finally:
         os.close(descriptor)
+
+
+def _value(descriptor: int, wanted: str) -> int:
+    """A named number of a file of "name value" lines."""
+    for line in os.pread(descriptor, 4096, 0).decode().splitlines():
+        name, _, value = line.partition(" ")
+        if name == wanted:
+            return int(value)
+    return 0
 
 
 def _pids(directory: Path) -> list[int]:
@@ -179,7 +205,10 @@ class _V2Leaf(Leaf):
             _write(directory / "memory.swap.max", "0")
         if cpu:
             _write(directory / "cpu.weight", str(_SLOT_CPU_WEIGHT))
+        # events counts kills by anyone; events.local the times that this very limit was met.
         self._events = os.open(directory / "memory.events", os.O_RDONLY | os.O_CLOEXEC)
+        self._local = os.open(directory / "memory.events.local", os.O_RDONLY | os.O_CLOEXEC)
+        self._cpu = os.open(directory / "cpu.stat", os.O_RDONLY | os.O_CLOEXEC)
         try:  # Linux 6.12: a write starts a new peak for this descriptor
             self._peak = os.open(directory / "memory.peak", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -197,12 +226,12 @@ class _V2Leaf(Leaf):
         if self._peak >= 0:
             os.pwrite(self._peak, b"0", 0)
 
-    def oom_kills(self) -> int:
-        for line in os.pread(self._events, 512, 0).decode().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-        return 0
+    def counts(self) -> Counts:
+        kills, hits = _value(self._events, "oom_kill"), _value(self._local, "oom")
+        return Counts(kills, hits, self.cpu_s())
+
+    def cpu_s(self) -> float:
+        return _value(self._cpu, "usage_usec") / 1e6
 
     def pids(self) -> list[int]:
         return _pids(self._directory)
@@ -211,7 +240,7 @@ class _V2Leaf(Leaf):
         return int(os.pread(self._peak, 32, 0)) if self._peak >= 0 else 0
 
     def remove(self) -> None:
-        for descriptor in (self._events, self._peak):
+        for descriptor in (self._events, self._local, self._cpu, self._peak):
             if descriptor >= 0:
                 os.close(descriptor)
         with contextlib.suppress(OSError):
@@ -224,8 +253,10 @@ class V1Cgroups(Cgroups):
 
     def __init__(self, mounts: dict[str, Path], own: dict[str, str]) -> None:
         self._parents: dict[str, Path] = {}
-        for controller in ("memory", "pids", "cpu"):
-            if controller == "cpu" and controller not in mounts:
+        # Usually one hierarchy has both, mounted as "cpu,cpuacct".
+        self._shares_with_cpuacct = mounts.get("cpu") == mounts["cpuacct"]
+        for controller in ("memory", "pids", "cpuacct", "cpu"):
+            if controller == "cpu" and (controller not in mounts or self._shares_with_cpuacct):
                 continue
             group = mounts[controller] / own[controller].lstrip("/")
             if not group.is_dir():  # a bind mount shows the group itself as the root
@@ -252,6 +283,8 @@ class _V1Leaf(Leaf):
         self._has_swap = (memory / "memory.memsw.limit_in_bytes").exists()
         self._events = os.open(memory / "memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
         self._peak = os.open(memory / "memory.max_usage_in_bytes", os.O_RDWR | os.O_CLOEXEC)
+        usage = directories["cpuacct"] / "cpuacct.usage"
+        self._cpu = os.open(usage, os.O_RDONLY | os.O_CLOEXEC)
         self._set = (0, 0)
 
     def add(self, pid: int) -> None:
@@ -273,12 +306,14 @@ class _V1Leaf(Leaf):
         for name in names:
             _write(self._directories["memory"] / name, str(memory_bytes))
 
-    def oom_kills(self) -> int:
-        for line in os.pread(self._events, 256, 0).decode().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-        return 0
+    def counts(self) -> Counts:
+        kills = _value(self._events, "oom_kill")
+        # Newer kernels no longer count in memory.failcnt (seen on 6.18); the peak tells as well.
+        hits = int(self.peak_bytes() >= self._set[0] - _CHARGE_BATCH_BYTES)
+        return Counts(kills, hits, self.cpu_s())
+
+    def cpu_s(self) -> float:
+        return int(os.pread(self._cpu, 32, 0)) / 1e9
 
     def pids(self) -> list[int]:
         return _pids(self._directories["pids"])
@@ -287,7 +322,7 @@ class _V1Leaf(Leaf):
         return int(os.pread(self._peak, 32, 0))
 
     def remove(self) -> None:
-        os.close(self._events)
-        os.close(self._peak)
+        for descriptor in (self._events, self._cpu, self._peak):
+            os.close(descriptor)
         for directory in self._directories.values():
             _remove_group(directory)

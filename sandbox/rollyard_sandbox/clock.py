@@ -30,9 +30,17 @@ class Clock:
         """Seconds from the start until a limit can be reached at the earliest."""
         return min(self._timeout_s, self._cpu_s or self._timeout_s)
 
-    def look(self, pids: list[int]) -> str | float:
-        """Which limit the processes have reached, or the seconds until the next look."""
+    def look(self, pids: list[int], group_cpu_s: float | None) -> str | float:
+        """Which limit the processes have reached, or the seconds until the next look.
+
+        Args:
+            pids: the run's processes.
+            group_cpu_s: CPU of its control group; where there is none, that of the processes
+                counts, which misses children that nobody waited for.
+        """
         used_s, waited_s = cpu_and_wait_s(pids)
+        if group_cpu_s is not None:
+            used_s = group_cpu_s
         if self._cpu_s is not None and used_s >= self._cpu_s:
             return "cpu_timeout"
         wall_s = time.monotonic() - self._started

@@ -30,6 +30,7 @@ from rollyard_sandbox.slots import Slot, SlotLost
 _READ_BYTES = 65536
 # Most programs have ended by then and are read once; until then a pipe holds 64 KiB.
 _FIRST_READ_S = 0.002
+_STOP_PATIENCE_S = 20.0  # PID 1 needs milliseconds to end a program; then it hangs itself
 _files_decoder = msgspec.json.Decoder(dict[str, str | dict[str, str]])
 
 
@@ -42,7 +43,8 @@ class _Ended:
     clean: bool
     status: int
     wall_ms: float
-    cpu_ms: float
+    waited_for_ms: float
+    own_ms: float
 
 
 class Execution:
@@ -66,6 +68,8 @@ class Execution:
         if self._reason is None:
             self._reason = reason
             self._slot.stop()
+            patience = self._loop.call_later(_STOP_PATIENCE_S, self._slot.give_up)
+            self._timers.append(patience)
 
     async def run(self) -> tuple[SlotReport, Evidence]:
         """Run the request's steps and return what happened.
@@ -195,11 +199,18 @@ class Execution:
     # Clock ------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        found = self._clock.look(self._slot.pids())
+        found = self._clock.look(self._slot.pids(), self._slot.cpu_s())
         if isinstance(found, str):
             self.stop(found)
         else:
             self._timers[1] = self._loop.call_later(found, self._look)
+
+    def _cpu_ms(self, ended: _Ended) -> float:
+        """CPU of the program and all its children: the group's, less what PID 1 used itself."""
+        group_s = self._slot.cpu_s()
+        if group_s is None:
+            return ended.waited_for_ms
+        return round(max(ended.waited_for_ms, group_s * 1e3 - ended.own_ms), 3)
 
     # Report -----------------------------------------------------------------------------------
 
@@ -217,7 +228,7 @@ class Execution:
             refused=ended.begun == REFUSED,
             waited_ms=round(self._clock.waited_s * 1e3, 3),
             wall_ms=ended.wall_ms,
-            cpu_ms=ended.cpu_ms,
+            cpu_ms=self._cpu_ms(ended),
             stdout=stdout.text(),
             stderr=stderr.text(),
             stdout_truncated=stdout.truncated,
@@ -227,8 +238,9 @@ class Execution:
 
 
 def _decode(message: bytes) -> _Ended:
-    begun, stopped, clean, status, wall_us, cpu_us = REPORT.unpack(message)
-    return _Ended(begun, bool(stopped), bool(clean), status, wall_us / 1e3, cpu_us / 1e3)
+    begun, stopped, clean, status, wall_us, cpu_us, own_us = REPORT.unpack(message)
+    times = (wall_us / 1e3, cpu_us / 1e3, own_us / 1e3)
+    return _Ended(begun, bool(stopped), bool(clean), status, *times)
 
 
 def _files(descriptor: int) -> dict[str, str | dict[str, str]]:

@@ -107,25 +107,33 @@ class Pool:
             wanted = guess_template(spec.code)
         return wanted if wanted in self._names else self._names[-1]
 
-    async def acquire(self, template: str, disk_bytes: int) -> Slot:
+    async def acquire(self, template: str, disk_bytes: int, *, new: bool = False) -> Slot:
         """Return a clean slot with a box of this size; the caller gives it back by release().
+
+        Args:
+            template: a name from choose().
+            disk_bytes: size of the box.
+            new: take none that has served before.
 
         Raises:
             JailError, SlotLost: none can be made; a fault of this machine.
         """
         await self._room.acquire()
         try:
-            return await self._take(template, disk_bytes)
+            return await self._take(template, disk_bytes, new)
         except BaseException:
             self._room.release()
             raise
 
-    async def _take(self, name: str, disk_bytes: int) -> Slot:
+    async def _take(self, name: str, disk_bytes: int, new: bool) -> Slot:
         if name == FRESH:
             return await self._take_fresh(disk_bytes)
         template = await self._template(name)
+        for slot in [slot for slot in template.free if not slot.usable]:  # died while idle
+            template.free.remove(slot)
+            await self._destroy(slot)
         for index in range(len(template.free) - 1, -1, -1):  # the last used is the warmest
-            if template.free[index].disk_bytes == disk_bytes:
+            if template.free[index].disk_bytes == disk_bytes and not new:
                 return template.free.pop(index)
         if not self._numbers:
             await self._evict()

@@ -58,6 +58,9 @@ class Evidence(msgspec.Struct, frozen=True):
     """What the slot's control group says of a run."""
 
     oom_kills: int = 0
+    """At the run's own limit."""
+    foreign_kills: int = 0
+    """For want of memory elsewhere: on the machine, or in a group above the run's."""
     peak_memory_bytes: int = 0
 
 

@@ -8,8 +8,16 @@ import socket
 import struct
 
 from rollyard_sandbox import clock
-from rollyard_sandbox.cgroups import Leaf
-from rollyard_sandbox.guest.protocol import FAULT, MAX_MESSAGE_BYTES, READY, REPORT, STOP
+from rollyard_sandbox.cgroups import Counts, Leaf
+from rollyard_sandbox.guest.protocol import (
+    ADOPTED,
+    FAULT,
+    HELLO,
+    MAX_MESSAGE_BYTES,
+    READY,
+    REPORT,
+    STOP,
+)
 from rollyard_sandbox.reports import Evidence
 
 _CREDENTIALS = struct.Struct("iii")
@@ -29,7 +37,7 @@ class Slot:
 
     def __init__(
         self, sock: socket.socket, *, template: str, number: int, disk_bytes: int, pid: int,
-        leaf: Leaf | None,
+        pidfd: int, leaf: Leaf | None,
     ) -> None:  # fmt: skip
         self.template = template
         self.number = number
@@ -38,7 +46,9 @@ class Slot:
         self.usable = True
         self._sock = sock
         self._leaf = leaf
-        self._kills_before = 0
+        # The number may be another process's by the time we kill; the descriptor never is.
+        self._pidfd = pidfd
+        self._before = Counts()
         self._ending: asyncio.Future[bytes] | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._hear)
@@ -53,17 +63,25 @@ class Slot:
             SlotLost: it failed to start, or not in time.
             OSError: its control group refuses it.
         """
+        pidfd = -1
         try:
-            message, pid = await asyncio.wait_for(_first_message(ours), _READY_S)
-        except (TimeoutError, OSError) as error:
-            raise SlotLost(f"slot did not start: {error!r}", Evidence()) from error
-        if message != READY:
-            said = message.removeprefix(FAULT).decode("utf-8", "replace") or "it hung up"
-            raise SlotLost(f"slot did not start: {said}", Evidence())
-        if leaf is not None:
-            leaf.add(pid)
+            async with asyncio.timeout(_READY_S):
+                pid = await _expect(ours, HELLO)
+                pidfd = os.pidfd_open(pid)
+                if leaf is not None:
+                    leaf.add(pid)
+                ours.send(ADOPTED)
+                if await _expect(ours, READY) != pid:
+                    raise SlotLost("slot did not start: two processes answer", Evidence())
+        except BaseException as error:
+            if pidfd >= 0:
+                os.close(pidfd)
+            if isinstance(error, TimeoutError | OSError):
+                raise SlotLost(f"slot did not start: {error!r}", Evidence()) from error
+            raise
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         return cls(ours, template=template, number=number, disk_bytes=disk_bytes, pid=pid,
-                   leaf=leaf)  # fmt: skip
+                   pidfd=pidfd, leaf=leaf)  # fmt: skip
 
     def begin(self, memory_bytes: int, pids: int) -> None:
         """Set the limits of the next run.
@@ -74,7 +92,7 @@ class Slot:
         if self._leaf is not None:
             try:
                 self._leaf.limit(memory_bytes, pids + 1)  # PID 1 is in there too
-                self._kills_before = self._leaf.oom_kills()
+                self._before = self._leaf.counts()
             except OSError as error:
                 self.usable = False
                 raise SlotLost(f"control group: {error}", Evidence()) from error
@@ -93,6 +111,16 @@ class Slot:
         with contextlib.suppress(OSError):
             self._sock.send(STOP)
 
+    def give_up(self) -> None:
+        """Wait no longer for a report: PID 1 itself hangs."""
+        self._lose("slot does not end its program")
+
+    def cpu_s(self) -> float | None:
+        """CPU of everything in the slot since begin(), PID 1 included; None without a group."""
+        if self._leaf is None:
+            return None
+        return max(0.0, self._leaf.cpu_s() - self._before.cpu_s)
+
     def pids(self) -> list[int]:
         """Host pids of the run's processes, without PID 1."""
         pids = self._leaf.pids() if self._leaf is not None else clock.descendants(self.pid)
@@ -102,8 +130,11 @@ class Slot:
         """What the control group says since begin()."""
         if self._leaf is not None:
             with contextlib.suppress(OSError):
-                kills = self._leaf.oom_kills() - self._kills_before
-                return Evidence(kills, self._leaf.peak_bytes())
+                now = self._leaf.counts()
+                kills = now.oom_kills - self._before.oom_kills
+                # A kill without the run's own limit being hit is the machine's shortage.
+                own = kills if now.limit_hits > self._before.limit_hits else 0
+                return Evidence(own, kills - own, self._leaf.peak_bytes())
         return Evidence()
 
     async def destroy(self) -> None:
@@ -111,8 +142,9 @@ class Slot:
         self.usable = False
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        os.close(self._pidfd)
         if self._leaf is not None:
             await asyncio.to_thread(self._leaf.remove)
 
@@ -137,8 +169,12 @@ class Slot:
             self._ending.set_exception(SlotLost(message, self.evidence()))
 
 
-async def _first_message(sock: socket.socket) -> tuple[bytes, int]:
-    """Read the slot's first message and, from the kernel, the host's pid of its sender."""
+async def _expect(sock: socket.socket, wanted: bytes) -> int:
+    """Wait for a message and return, from the kernel, the host's pid of its sender.
+
+    Raises:
+        SlotLost: it says something else, or hangs up.
+    """
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(sock.fileno(), lambda: ready.done() or ready.set_result(None))
@@ -148,9 +184,10 @@ async def _first_message(sock: socket.socket) -> tuple[bytes, int]:
         loop.remove_reader(sock.fileno())
     space = socket.CMSG_SPACE(_CREDENTIALS.size)
     message, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE_BYTES, space)
-    pid = 0
+    if message != wanted:
+        said = message.removeprefix(FAULT).decode("utf-8", "replace") or "it hung up"
+        raise SlotLost(f"slot did not start: {said}", Evidence())
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            pid = _CREDENTIALS.unpack(content)[0]
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-    return message, pid
+            return _CREDENTIALS.unpack(content)[0]
+    raise SlotLost("slot did not start: no credentials", Evidence())

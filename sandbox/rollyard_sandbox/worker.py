@@ -28,7 +28,6 @@ _ANNOUNCE_S = 2.0
 _ANNOUNCE_TTL_S = 8.0
 _BACK_OFF_S = 0.5
 _FINISH_PATIENCE_S = 60.0
-_LOCAL_TRIES = 2
 # Claimed but not started: enough to keep the cores busy between two claims, few enough that
 # another worker's free core finds work in the queue.
 _PREFETCH_FOR_EACH_CORE = 4
@@ -190,9 +189,9 @@ class Worker:
             text = f"no worker here has language {spec.language!r}; see rollyard doctor"
             return reports.infra_error(delivery, self._id, text)
         reason = ""
-        for _ in range(_LOCAL_TRIES):
+        for last in (False, True):
             try:
-                return await self._try(running, spec, template)
+                return await self._try(running, spec, template, new_slot=last)
             except (SlotLost, JailError, OSError) as error:
                 reason = str(error)
                 log.error("slot.lost", extra={"run_id": delivery.run_id, "reason": reason})
@@ -207,12 +206,14 @@ class Worker:
                     break
         return reports.infra_error(delivery, self._id, f"sandbox fault: {reason}")
 
-    async def _try(self, running: _Running, spec: RunSpec, template: str) -> bytes:
+    async def _try(
+        self, running: _Running, spec: RunSpec, template: str, *, new_slot: bool
+    ) -> bytes:
         limits = spec.limits
         place = await self._gate.enter()
         self._freed.set()
         try:
-            slot = await self._pool.acquire(template, limits.disk_bytes)
+            slot = await self._pool.acquire(template, limits.disk_bytes, new=new_slot)
             try:
                 if running.stopped:
                     report, evidence = reports.SlotReport(killed="cancelled"), reports.Evidence()
@@ -224,6 +225,8 @@ class Worker:
                 await self._pool.release(slot)
         finally:
             place.leave()
+        if evidence.foreign_kills and report.exit_code != 0 and not report.killed:
+            raise SlotLost("this machine ran out of memory, not the run", evidence)
         outcome, message = reports.judge(report, evidence, msgspec.structs.asdict(limits))
         return self._encode(running, template, outcome, message, report, evidence)
 

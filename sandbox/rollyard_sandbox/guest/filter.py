@@ -35,6 +35,11 @@ _HIDDEN = {  # ENOSYS: programs fall back as on a kernel without it
     "move_mount": 429, "mount_setattr": 442, "open_tree_attr": 467, "statmount": 457,
     "listmount": 458, "pidfd_getfd": 438, "process_madvise": 440, "process_mrelease": 448,
     "fanotify_init": 300, "fanotify_mark": 301, "memfd_secret": 447,
+    # Per-user and system-wide pools that one program could empty for the whole host.
+    "inotify_init": 253, "inotify_init1": 294, "inotify_add_watch": 254, "inotify_rm_watch": 255,
+    "io_setup": 206, "io_destroy": 207, "io_getevents": 208, "io_submit": 209, "io_cancel": 210,
+    "io_pgetevents": 333,
+    "seccomp": 317,  # stacked filters are kernel memory that no control group counts
     # System V IPC and message queues would survive in the slot's IPC namespace between runs.
     "shmget": 29, "shmat": 30, "shmctl": 31, "shmdt": 67, "semget": 64, "semop": 65,
     "semctl": 66, "semtimedop": 220, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71,
@@ -60,7 +65,7 @@ _CLONE, _SOCKET, _MKNOD, _MKNODAT, _PERSONALITY, _PRCTL, _IOCTL = 56, 41, 133, 2
 _CLONE_NEW_ANY = 0x7E020000  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; the latter two reach nothing
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
-_PR_SET_TSC, _PR_SET_MM, _PR_SET_PTRACER = 26, 35, 0x59616D61
+_PR_SET_SECCOMP, _PR_SET_TSC, _PR_SET_MM, _PR_SET_PTRACER = 22, 26, 35, 0x59616D61
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 
@@ -102,6 +107,7 @@ def _argument_rules() -> dict[int, bytes]:
         + _deny(errno.EPERM)
         + _PASS,
         _PRCTL: _load_argument(0)
+        + _op(_JEQ, _PR_SET_SECCOMP, 3, 0)
         + _op(_JEQ, _PR_SET_TSC, 2, 0)
         + _op(_JEQ, _PR_SET_MM, 1, 0)
         + _op(_JEQ, _PR_SET_PTRACER, 0, 1)

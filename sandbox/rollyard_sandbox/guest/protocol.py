@@ -14,14 +14,16 @@ for what is fetched."""
 COMPILE, COMPILED, FETCH = 1, 2, 4
 """Run the compiler and keep the box; run what it made; collect files afterwards."""
 
-REPORT = struct.Struct("<BBBiQQ")
-"""begun, stopped, clean, wait status, wall µs, CPU µs of all processes."""
+REPORT = struct.Struct("<BBBiQQQ")
+"""begun, stopped, clean, wait status, wall µs, CPU µs of the processes that were waited for, CPU
+µs of PID 1 itself."""
 
 NOT_BEGUN, BEGUN, REFUSED = 0, 1, 2
 """How far the child came: our fault; the program's turn; the request's files cannot be written."""
 
+HELLO, ADOPTED, READY = b"hello", b"adopted", b"ready"
+"""PID 1 is there; it is in its control group; it stands behind all its walls."""
 STOP = b"stop"
-READY = b"ready"
 FAULT = b"fault:"
 MAX_MESSAGE_BYTES = 8192
 MAX_FETCHED_BYTES = 16 * 1024 * 1024

@@ -10,6 +10,10 @@ from starlette.requests import ClientDisconnect
 from rollyard import __version__
 from rollyard_queue.base import Queue, QueueUnavailable
 from rollyard_service import openapi
+from rollyard_service.dialects.codejudge import CodeJudgeRoutes
+from rollyard_service.dialects.e2b import E2bRoutes
+from rollyard_service.dialects.runner import DialectRunner
+from rollyard_service.dialects.sandboxfusion import SandboxFusionRoutes
 from rollyard_service.exchange import Exchange
 from rollyard_service.frontdoor import FrontDoor
 from rollyard_service.intake import Intake
@@ -52,22 +56,21 @@ def create_app(settings: GatewaySettings, queue: Queue) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.exchange = exchange
-    app.include_router(
-        RunRoutes(
-            queue=queue,
-            exchange=exchange,
-            intake=Intake(
-                ceilings=settings.ceilings,
-                max_wait_s=settings.max_wait_s,
-                slack_s=settings.slack_s,
-            ),
-            max_body_bytes=settings.max_body_bytes,
-        ).router()
+    intake = Intake(
+        ceilings=settings.ceilings, max_wait_s=settings.max_wait_s, slack_s=settings.slack_s
     )
+    runs = RunRoutes(
+        queue=queue, exchange=exchange, intake=intake, max_body_bytes=settings.max_body_bytes
+    )
+    app.include_router(runs.router())
+    runner = DialectRunner(exchange=exchange, intake=intake, max_body_bytes=settings.max_body_bytes)
+    dialects = (SandboxFusionRoutes(runner), CodeJudgeRoutes(runner, queue), E2bRoutes(runner))
+    for dialect in dialects:
+        app.include_router(dialect.router())
     app.include_router(ProbeRoutes(queue=queue, exchange=exchange, metrics=metrics).router())
     app.add_exception_handler(Refusal, on_refusal)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(ClientDisconnect, on_client_disconnect)
     app.add_middleware(FrontDoor, keys=keys, metrics=metrics)
-    openapi.add_schemas(app)
+    openapi.add_schemas(app, [model for dialect in dialects for model in dialect.models])
     return app

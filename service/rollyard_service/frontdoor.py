@@ -63,7 +63,10 @@ class FrontDoor:
         if scope["path"] in OPEN_PATHS:
             return None
         if len(self._keys):
-            if self._keys.accept(headers.get(b"authorization", b"")):
+            # E2B's clients send theirs in a header of their own.
+            if self._keys.accept(headers.get(b"authorization", b"")) or self._keys.accept_key(
+                headers.get(b"x-access-token", b"")
+            ):
                 return None
             return unauthorized("send an accepted key as 'Authorization: Bearer <key>'")
         origin = headers.get(b"origin")

@@ -28,7 +28,7 @@ class Intake:
     """Validates requests against the wire contract and this server's ceilings."""
 
     def __init__(self, *, ceilings: Ceilings, max_wait_s: float, slack_s: float) -> None:
-        self._ceilings = ceilings
+        self.ceilings = ceilings
         self._max_wait_s = max_wait_s
         self._slack_s = slack_s
 
@@ -48,16 +48,24 @@ class Intake:
         """
         return self._accept(_validated(BatchRequest, body).runs, prefix="runs.{}.")
 
+    def accept(self, runs: Sequence[RunRequest]) -> list[AcceptedRun]:
+        """Take runs that were made here, for another interface.
+
+        Raises:
+            Refusal: 422, a limit is above the server's maximum.
+        """
+        return self._accept(runs, prefix="runs.{}.")
+
     def _accept(self, runs: Sequence[RunRequest], *, prefix: str) -> list[AcceptedRun]:
         problems: list[FieldProblem] = []
         seen: set[str] = set()
         accepted: list[AcceptedRun] = []
         for index, run in enumerate(runs):
             update: dict[str, object] = {}
-            if not self._ceilings.cover(run.limits):
+            if not self.ceilings.cover(run.limits):
                 path = f"{prefix.format(index)}limits"
-                problems += self._ceilings.problems(run.limits, path)
-                update["limits"] = self._ceilings.lowered(run.limits)
+                problems += self.ceilings.problems(run.limits, path)
+                update["limits"] = self.ceilings.lowered(run.limits)
             run_id = run.run_id or secrets.token_hex(16)
             if run.run_id is None:
                 update["run_id"] = run_id
@@ -92,10 +100,11 @@ def _validated[M: BaseModel](model: type[M], body: bytes) -> M:
         # Strict: in JSON, "5" is not a number, 1 is not text, and true is not 1.
         return model.model_validate_json(body, strict=True)
     except ValidationError as error:
-        raise invalid(_problems(error)) from None  # the original quotes the caller's input
+        raise invalid(problems_of(error)) from None  # the original quotes the caller's input
 
 
-def _problems(error: ValidationError) -> list[FieldProblem]:
+def problems_of(error: ValidationError) -> list[FieldProblem]:
+    """What is malformed, field by field, bounded and printable."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     return [
         FieldProblem(

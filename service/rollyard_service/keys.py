@@ -5,6 +5,7 @@ the time that a comparison takes. Does not protect against: short keys (a digest
 needs no slow hash; a digest of a word does), and listening in on plain HTTP.
 """
 
+import base64
 import hashlib
 import hmac
 import re
@@ -51,11 +52,25 @@ class ApiKeys:
         return len(self._digests)
 
     def accept(self, authorization: bytes) -> bool:
-        """True when the value of an Authorization header is ``Bearer`` and an accepted key."""
-        scheme, _, key = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
-            return False
-        presented = hashlib.sha256(key.strip()).digest()
+        """True when the value of an Authorization header brings an accepted key.
+
+        ``Bearer <key>``, or ``Basic`` with the key as password: clients of other services can
+        send no header, but have a URL, ``http://any:<key>@host``.
+        """
+        scheme, _, credentials = authorization.partition(b" ")
+        if scheme.lower() == b"bearer":
+            return self.accept_key(credentials.strip())
+        if scheme.lower() == b"basic":
+            try:
+                decoded = base64.b64decode(credentials, validate=True)
+            except ValueError:
+                return False
+            return self.accept_key(decoded.partition(b":")[2])
+        return False
+
+    def accept_key(self, key: bytes) -> bool:
+        """True when this is an accepted key."""
+        presented = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
         return any(matches)  # after all were compared: which one matched does not show in the time
 

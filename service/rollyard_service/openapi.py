@@ -1,8 +1,10 @@
 """What the API document says about the routes (bodies are validated as bytes, not by FastAPI)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from rollyard.types import (
@@ -119,9 +121,12 @@ CANCEL: dict[str, Any] = {
 }
 
 
-def add_schemas(app: FastAPI) -> None:
-    """Put the wire types into the app's API document, where the routes refer to them."""
-    models = (RunRequest, BatchRequest, RunResult, BatchResponse, ErrorResponse)
+def add_schemas(app: FastAPI, dialects: Sequence[type[BaseModel]]) -> None:
+    """Put the wire types, ours and the dialects', into the app's API document.
+
+    The routes refer to them there.
+    """
+    models = (RunRequest, BatchRequest, RunResult, BatchResponse, ErrorResponse, *dialects)
     _, definitions = models_json_schema(
         [(model, "validation") for model in models], ref_template=REF
     )

@@ -46,7 +46,8 @@ class PlayWorker:
         self.specs: dict[str, RunSpec] = {}
         self.starts: list[str] = []
         self.cancelled: set[str] = set()
-        self.idle = False
+        self.only: int | None = None
+        """Take this many runs and no more; None: all."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -71,7 +72,14 @@ class PlayWorker:
                 await asyncio.sleep(0.02)
 
     async def _step(self) -> None:
-        deliveries = await self.queue.claim(self.worker_id, max_runs=512, lease_s=LEASE_S)
+        wanted = 512 if self.only is None else self.only
+        deliveries = (
+            await self.queue.claim(self.worker_id, max_runs=wanted, lease_s=LEASE_S)
+            if wanted
+            else []
+        )
+        if self.only is not None:
+            self.only -= len(deliveries)
         at_once: list[Delivery] = []
         for delivery in deliveries:
             spec = msgspec.json.decode(delivery.payload, type=RunSpec)

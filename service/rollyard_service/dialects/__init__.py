@@ -1,0 +1,1 @@
+"""Other services' interfaces, spoken by this gateway: their clients work unchanged."""

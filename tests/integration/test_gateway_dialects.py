@@ -1,0 +1,125 @@
+"""What the dialects' clients hear when the service is busy or away: what they try again on."""
+
+import base64
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from gateway_pool import PlayWorker
+
+from rollyard_queue.embedded import EmbeddedServer
+from rollyard_queue.records import QueuedRun
+from rollyard_queue.redis import RedisQueue
+from rollyard_service.app import create_app
+from rollyard_service.dialects import codejudge, sandboxfusion
+from rollyard_service.settings import GatewaySettings
+
+BATCH = {
+    "type": "batch",
+    "submissions": [{"type": "python", "solution": f"echo {i}"} for i in range(3)],
+}
+ONE = {"type": "python", "solution": "echo"}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def server(anyio_backend: str) -> AsyncGenerator[EmbeddedServer]:
+    async with EmbeddedServer() as one:
+        yield one
+
+
+@asynccontextmanager
+async def serving(
+    server: EmbeddedServer, *, max_queued: int = 1000, **settings: Any
+) -> AsyncGenerator[httpx2.AsyncClient]:
+    """The application in this process, so that a test can shorten its waits."""
+    queue = RedisQueue.from_url(server.url, name="dialects", max_queued=max_queued)
+    app = create_app(GatewaySettings(**settings), queue)
+    transport = httpx2.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        yield client
+
+
+async def reasons(client: httpx2.AsyncClient, path: str) -> set[str]:
+    answer = await client.post(path, json=BATCH)
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    assert len(results) == 3
+    return {result["reason"] for result in results}
+
+
+async def test_full_queue(server: EmbeddedServer) -> None:
+    async with serving(server, max_queued=1) as client:
+        queue = RedisQueue.from_url(server.url, name="dialects")
+        await queue.submit([QueuedRun("filler", b"{}")], reply_to="nobody")
+        answer = await client.post("/run_code", json={"code": "echo"})
+        assert answer.status_code == 504
+        assert answer.headers["retry-after"] == "1"
+        assert (await client.post("/run_jupyter", json={"cells": ["1"]})).status_code == 504
+        assert (await client.post("/execute", json={"code": "1"})).status_code == 503
+        assert (await client.post("/run", json=ONE)).json()["reason"] == "queue_timeout"
+        assert await reasons(client, "/run/long-batch") == {"queue_timeout"}
+        await queue.cancel(["filler"])
+        await queue.close()
+
+
+async def test_no_worker_in_time(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandboxfusion, "START_WITHIN_S", 0.05)
+    monkeypatch.setattr(codejudge, "QUEUE_LIFE_S", 0.05)
+    monkeypatch.setattr(codejudge, "LONG_QUEUE_LIFE_S", 0.05)
+    async with serving(server) as client:
+        answer = await client.post("/run_code", json={"code": "echo"})
+        assert answer.status_code == 504
+        assert "no worker" in answer.json()["message"]
+        assert await reasons(client, "/judge/long-batch") == {"queue_timeout"}
+
+
+async def test_answers_that_are_there_are_kept(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a batch that is only partly run in time, the rest alone has to be sent again."""
+    monkeypatch.setattr(codejudge, "LONG_QUEUE_LIFE_S", 0.5)
+    queue = RedisQueue.from_url(server.url, name="dialects")
+    async with serving(server) as client, PlayWorker(queue) as worker:
+        worker.only = 2
+        answer = await client.post("/run/long-batch", json=BATCH)
+        results = answer.json()["results"]
+        assert sorted(result["reason"] for result in results) == ["", "", "queue_timeout"]
+    await queue.close()
+
+
+async def test_queue_away() -> None:
+    async with EmbeddedServer() as server, serving(server) as client:
+        await server.stop()
+        assert (await client.post("/run_code", json={"code": "echo"})).status_code == 504
+        assert await reasons(client, "/run/long-batch") == {"queue_timeout"}
+        assert (await client.get("/status")).status_code == 503
+        assert (await client.get("/ping")).status_code == 200
+
+
+async def test_key_in_the_url(server: EmbeddedServer) -> None:
+    """Their clients send no header of their choice, but take a URL with a password."""
+    async with serving(server, api_keys="secret") as client:
+        wrong = base64.b64encode(b"any:other").decode()
+        right = base64.b64encode(b"any:secret").decode()
+        for header, value, status in (
+            ("authorization", f"Basic {wrong}", 401),
+            ("authorization", "Basic %%%", 401),
+            ("authorization", "Digest secret", 401),
+            ("x-access-token", "other", 401),
+            ("authorization", f"Basic {right}", 200),
+            ("authorization", "Bearer secret", 200),
+            ("x-access-token", "secret", 200),
+        ):
+            answer = await client.get("/v1/ping", headers={header: value})
+            assert answer.status_code == status, (header, value)
+        assert (await client.get("/v1/ping")).status_code == 401

@@ -75,7 +75,7 @@ class Service:
                 name = key.decode().removeprefix(TAG)
                 kind = name.partition(":")[0]
                 if (
-                    kind in ("load", "ring", "leases", "deadlines", "job", "inbox")
+                    kind in ("load", "ring", "leases", "deadlines", "job")
                     or (kind == "run" and server.hget(key, "state") not in (b"done", b"gone"))
                     or (kind == "replies" and server.xlen(key))
                 ):

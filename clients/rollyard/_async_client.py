@@ -23,7 +23,7 @@ from rollyard._config import (
 from rollyard._link import Link
 from rollyard._transport import transport_class
 from rollyard.errors import BadRequest, DeadlineExceeded, RollyardError
-from rollyard.types import RUN_ID_PATTERN, Limits, RunRequest, RunResult, Template
+from rollyard.types import RUN_ID_PATTERN, Language, Limits, RunRequest, RunResult, Template
 
 _RUN_ID = re.compile(RUN_ID_PATTERN)
 
@@ -137,6 +137,9 @@ class AsyncClient:
         fetch_files: Iterable[str] = (),
         template: Template = "auto",
         on_output_limit: Literal["truncate", "stop"] = "truncate",
+        language: Language = "python",
+        isolation: Literal["warm", "fresh"] = "warm",
+        echo_last: bool = False,
         job: str | None = None,
         run_id: str | None = None,
         deadline_s: float | None = None,
@@ -155,6 +158,9 @@ class AsyncClient:
             fetch_files: Paths to return in ``result.files``; ``*`` is all that it left.
             template: Warm interpreter to start from; ``"auto"`` looks at the imports.
             on_output_limit: ``"stop"`` ends a run that prints past ``output_bytes``.
+            language: What ``code`` is written in: ``"python"``, ``"bash"`` or ``"cpp"``.
+            isolation: ``"fresh"`` for a jail and an interpreter of its own; slower.
+            echo_last: Show the value of a last expression on stdout, as a notebook does.
             job: The training job it is accounted to. Default: the client's.
             run_id: Idempotency key. Submitted twice, it runs once and both calls return the one
                 result. Default: a new one; retries of this call always use the same.
@@ -180,6 +186,9 @@ class AsyncClient:
             fetch_files=fetch_files,
             template=template,
             on_output_limit=on_output_limit,
+            language=language,
+            isolation=isolation,
+            echo_last=echo_last,
             run_id=run_id,
             deadline_s=deadline_s,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 from pydantic import ValidationError
 
 from rollyard.errors import BadRequest
-from rollyard.types import Limits, RunRequest, RunResult, Template
+from rollyard.types import Language, Limits, RunRequest, RunResult, Template
 
 if TYPE_CHECKING:
     from rollyard._exchange import Exchange
@@ -20,6 +20,13 @@ QUEUE_ALLOWANCE_S = 600.0
 # Start-up, delivery to another worker after a loss, and the way back.
 MARGIN_S = 60.0
 _RUN_ID = {"run_id"}
+_DEFAULTS: dict[str, object] = {
+    "template": "auto",
+    "on_output_limit": "truncate",
+    "language": "python",
+    "isolation": "warm",
+    "echo_last": False,
+}
 MIN_DEADLINE_S = 0.001  # the service takes no 0
 
 
@@ -27,6 +34,7 @@ class LimitsDict(TypedDict, total=False):
     """:class:`rollyard.Limits` as a dict; what is absent is at the service's default."""
 
     timeout_s: float
+    compile_timeout_s: float
     cpu_s: float | None
     memory_bytes: int
     disk_bytes: int
@@ -101,6 +109,9 @@ def make_request(
     fetch_files: Iterable[str] = (),
     template: Template = "auto",
     on_output_limit: str = "truncate",
+    language: Language = "python",
+    isolation: str = "warm",
+    echo_last: bool = False,
     run_id: str | None = None,
     deadline_s: float | None = None,
 ) -> RunRequest:
@@ -109,24 +120,23 @@ def make_request(
     Raises:
         BadRequest: an argument is malformed; the message names it.
     """
-    fields: dict[str, object] = {"code": code, "job": job}
-    if stdin is not None:
-        fields["stdin"] = stdin
-    if limits is not None:
-        fields["limits"] = limits
-    if files:
-        fields["files"] = files
     wanted = [fetch_files] if isinstance(fetch_files, str) else list(fetch_files)
-    if wanted:
-        fields["fetch_files"] = wanted
-    if template != "auto":
-        fields["template"] = template
-    if on_output_limit != "truncate":
-        fields["on_output_limit"] = on_output_limit
-    if run_id is not None:
-        fields["run_id"] = run_id
-    if deadline_s is not None:
-        fields["deadline_s"] = deadline_s
+    given: dict[str, object] = {
+        "stdin": stdin,
+        "limits": limits,
+        "files": files or None,
+        "fetch_files": wanted or None,
+        "template": template,
+        "on_output_limit": on_output_limit,
+        "language": language,
+        "isolation": isolation,
+        "echo_last": echo_last,
+        "run_id": run_id,
+        "deadline_s": deadline_s,
+    }
+    # Spares most runs most fields, and an older service those that it does not know.
+    fields = {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}
+    fields |= {"code": code, "job": job}
     return _validated(fields, where="")
 
 

@@ -19,7 +19,7 @@ from rollyard._config import (
     TransportKind,
 )
 from rollyard._loop_thread import LoopThread, outcome
-from rollyard.types import Limits, RunRequest, RunResult, Template
+from rollyard.types import Language, Limits, RunRequest, RunResult, Template
 
 
 class Client:
@@ -121,6 +121,9 @@ class Client:
         fetch_files: Iterable[str] = (),
         template: Template = "auto",
         on_output_limit: Literal["truncate", "stop"] = "truncate",
+        language: Language = "python",
+        isolation: Literal["warm", "fresh"] = "warm",
+        echo_last: bool = False,
         job: str | None = None,
         run_id: str | None = None,
         deadline_s: float | None = None,
@@ -140,6 +143,9 @@ class Client:
                 fetch_files=fetch_files,
                 template=template,
                 on_output_limit=on_output_limit,
+                language=language,
+                isolation=isolation,
+                echo_last=echo_last,
                 job=job,
                 run_id=run_id,
                 deadline_s=deadline_s,

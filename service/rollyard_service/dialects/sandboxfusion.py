@@ -4,13 +4,11 @@ Our faults are ``SandboxError`` with status 200, as there; "busy" is 504, the on
 verl's reward client tries again: any other becomes a reward of -1 there.
 """
 
-import base64
-import binascii
 import posixpath
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -24,6 +22,11 @@ from rollyard_service.dialects.runner import (
     stderr_of,
     template_for,
 )
+from rollyard_service.dialects.sandboxfusion_requests import (
+    RunCodeRequest,
+    RunJupyterRequest,
+    WithFiles,
+)
 from rollyard_service.refusal import Refusal
 
 START_WITHIN_S = 15.0
@@ -33,77 +36,15 @@ BUSY_RETRY_S = 1.0
 SMALLEST_MEMORY_BYTES = 16 * MIB
 """An interpreter needs it; smaller limits are raised to it."""
 
-Language = Literal[
-    "python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript",
-    "sql", "rust", "cuda", "lua", "R", "perl", "D_ut", "ruby", "scala", "julia", "pytest", "junit",
-    "kotlin_script", "jest", "verilog", "python_gpu", "lean", "swift", "racket", "python2", "gtest",
-    "react", "js", "ts",
-]  # fmt: skip
 _SERVED = ("python", "pytest", "cpp", "bash")
-_IGNORED_FILE = "IGNORE_THIS_FILE"
 _PYTEST_FILE = "test_main.py"
 _PYTEST = (
     "import sys, pytest\nsys.exit(pytest.main(['-p', 'no:cacheprovider', {name!r}, *{args!r}]))\n"
 )
-
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Files(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    files: dict[str, str | None] = Field(default_factory=dict)
-    """Path to base64; null is skipped."""
-    fetch_files: list[str] = Field(default_factory=list)
-
-    def to_put(self) -> dict[str, dict[str, str]]:
-        """The files in our words.
-
-        Raises:
-            Refusal: 422, a content is not base64.
-        """
-        put: dict[str, dict[str, str]] = {}
-        for path, content in self.files.items():
-            if content is None or _IGNORED_FILE in path:
-                continue
-            try:
-                data = base64.b64decode(content)
-            except (binascii.Error, ValueError) as error:
-                raise malformed(f"files.{path}", f"not base64: {error}") from None
-            put[posixpath.normpath(path)] = {"base64": base64.b64encode(data).decode()}
-        return put
-
-    def fetched(self, result: RunResult) -> dict[str, str]:
-        """What came back, by the names that were asked for."""
-        return {
-            path: base64.b64encode(result.file_bytes(name)).decode()
-            for path in self.fetch_files
-            if (name := posixpath.normpath(path)) in result.files
-        }
-
-
-class RunCodeRequest(_Files):
-    """Body of ``POST /run_code``. Unlike there, ``language`` has a default."""
-
-    code: str
-    language: Language = "python"
-    compile_timeout: _Seconds = 10.0
-    run_timeout: _Seconds = 10.0
-    memory_limit_MB: int = -1
-    stdin: str | None = None
-    args: list[str] = Field(default_factory=list)
-    """More arguments for pytest."""
-
-
-class RunJupyterRequest(_Files):
-    """Body of ``POST /run_jupyter``."""
-
-    cells: list[str]
-    cell_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Seconds for each cell, 0: no limit but the total."""
-    total_timeout: _Seconds = 45.0
-    memory_limit_MB: int = -1
-    kernel: Literal["python3"] = "python3"
+_COMMON: dict[str, Any] = {"executor_pod_name": None, "files": {}}
+_CODE: dict[str, Any] = {"compile_result": None, "run_result": None, **_COMMON}
+_NOTEBOOK: dict[str, Any] = {"driver": None, "cells": [], **_COMMON}
+"""What an answer holds where nothing is known."""
 
 
 class SandboxFusionRoutes:
@@ -135,11 +76,9 @@ class SandboxFusionRoutes:
         """Run one program in the words of SandboxFusion."""
         asked = await self._runner.body(request, RunCodeRequest)
         if asked.language not in _SERVED:
-            return _answer(
-                status="SandboxError",
-                message=f"language {asked.language!r} cannot be run here; these can:"
-                f" {', '.join(_SERVED)}",
-            )
+            served = ", ".join(_SERVED)
+            message = f"language {asked.language!r} cannot be run here; these can: {served}"
+            return _answer(_CODE, status="SandboxError", message=message)
         limits = self._limits(
             asked.memory_limit_MB,
             run_timeout=asked.run_timeout,
@@ -155,8 +94,9 @@ class SandboxFusionRoutes:
             }
         result = await self._result(request, asked, fields, files, limits, stdin=asked.stdin)
         if result.is_infra:
-            return _fault(result)
+            return _fault(_CODE, result)
         return _answer(
+            _CODE,
             status="Success" if result.outcome == "ok" else "Failed",
             **_results(result, compiled=asked.language == "cpp"),
             executor_pod_name=result.worker_id,
@@ -174,11 +114,12 @@ class SandboxFusionRoutes:
         limits = self._limits(asked.memory_limit_MB, total_timeout=asked.total_timeout)
         result = await self._result(request, asked, fields, {**asked.to_put()}, limits)
         if result.is_infra:
-            return _fault(result)
+            return _fault(_NOTEBOOK, result)
         driver = _command(result)
         driver["stdout"] = ""  # all of it is some cell's
         driver["stderr"] = stderr_of(result)[len(result.stderr) :]
         return _answer(
+            _NOTEBOOK,
             status="Success" if result.outcome == "ok" else "Failed",
             driver=driver,
             cells=[
@@ -209,7 +150,7 @@ class SandboxFusionRoutes:
     async def _result(
         self,
         request: Request,
-        asked: _Files,
+        asked: WithFiles,
         fields: dict[str, object],
         files: dict[str, object],
         limits: Limits,
@@ -241,12 +182,12 @@ def _busy(message: str) -> Refusal:
     return Refusal(504, body)
 
 
-def _answer(*, status: str, message: str = "", **fields: Any) -> Response:
-    return JSONResponse({"status": status, "message": message, "files": {}, **fields})
+def _answer(empty: Mapping[str, Any], *, status: str, message: str = "", **fields: Any) -> Response:
+    return JSONResponse({"status": status, "message": message, **empty, **fields})
 
 
-def _fault(result: RunResult) -> Response:
-    return _answer(status="SandboxError", message=f"{result.outcome}: {result.message}")
+def _fault(empty: Mapping[str, Any], result: RunResult) -> Response:
+    return _answer(empty, status="SandboxError", message=f"{result.outcome}: {result.message}")
 
 
 def _results(result: RunResult, *, compiled: bool) -> dict[str, Any]:

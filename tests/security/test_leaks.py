@@ -1,5 +1,7 @@
 """One slot, one run after another: the second finds nothing of the first."""
 
+import os
+
 import pytest
 from live_service import Service
 from programs import named, ran, run
@@ -216,6 +218,41 @@ def test_a_later_run_sees_what_the_first_saw(
     after = run(one_slot, head + LOOK_ROUND)
     assert (after.outcome, after.stderr) == ("ok", "")
     assert after.stdout == unspoilt
+
+
+@requirement("leak.nothing")
+def test_no_memory_of_an_earlier_run_is_left(one_slot: Service) -> None:
+    """A program is a fork of the process that served the one before."""
+    word = f"mark-{os.urandom(8).hex()}"
+    earlier = one_slot.client.run(
+        f"import os, sys  # {word}-code\n"
+        f"print(sys.stdin.read() + '-out')\n"
+        f"open('{word}-made', 'w').write('{word}-content')\n"
+        f"os.environ['X'] = '{word}-env'\n"
+        f"raise SystemExit('{word}-exit')",
+        stdin=f"{word}-in",
+        files={f"{word}-file": f"{word}-given"},
+        fetch_files=["*"],
+        run_id=f"{word}-id",
+        job=f"{word}-job",
+    )
+    assert f"{word}-made" in earlier.files
+    code = f"""
+import re
+pattern = re.compile({word[:-1].encode()!r} + b"[{word[-1]}]")
+found, looked = [], 0
+with open("/proc/self/mem", "rb", 0) as memory:
+    for line in open("/proc/self/maps").read().splitlines():
+        where, mode = line.split()[:2]
+        if "[v" not in line and mode[0] == "r":
+            start, end = (int(word, 16) for word in where.split("-"))
+            memory.seek(start)
+            data = memory.read(end - start)
+            looked += len(data)
+            found += [data[at.start():at.end() + 9] for at in pattern.finditer(data)]
+print(found, looked > 10 << 20)
+"""
+    assert ran(one_slot, code, Limits(timeout_s=60)) == "[] True\n"
 
 
 @requirement("leak.random")

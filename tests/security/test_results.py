@@ -238,6 +238,24 @@ print([line for line in open("/proc/self/maps") if line.split()[1].endswith("s")
     assert (early.outcome, early.exit_code) == ("error", 1)
 
 
+@requirement("result.truthful")
+def test_what_we_need_to_answer_is_not_the_programs_memory(service: Service) -> None:
+    """Control characters grow sixfold in JSON, and all of it passes through our hands."""
+    printed = service.client.run(
+        "import sys\nfor _ in range(128): sys.stdout.write('\\x01' * 65536)",
+        limits=Limits(memory_bytes=32 * MIB, output_bytes=8 * MIB),
+    )
+    assert (printed.outcome, len(printed.stdout)) == ("ok", 8 * MIB), printed.message
+    assert printed.peak_memory_bytes < 20 * MIB
+    fetched = service.client.run(
+        "with open('f', 'wb') as f:\n    for _ in range(15): f.write(b'\\x01' * (1 << 20))",
+        limits=Limits(memory_bytes=64 * MIB),
+        fetch_files=["f"],
+    )
+    assert (fetched.outcome, [*fetched.files]) == ("ok", ["f"]), fetched.message
+    assert len(fetched.file_bytes("f")) == 15 * MIB
+
+
 @requirement("result.unmixed")
 def test_outputs_of_runs_side_by_side_never_mix(service: Service) -> None:
     count = 300

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -120,6 +121,9 @@ def main() -> int:
     """Exit code 0: stopped as asked; 1: this machine or the queue does not allow it; 2: usage."""
     settings = _settings()
     _configure_logs()
+    # When memory runs out the kernel should take programs, which set themselves to 1000.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-500")
     try:
         return uvloop.run(_serve(settings))
     except (ImageError, JailError, SlotLost, QueueError, OSError) as error:

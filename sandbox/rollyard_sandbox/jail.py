@@ -121,9 +121,8 @@ def _bind(source: Path | str, target: str, *, is_dir: bool, device: bool = False
 def configuration(root: Path, code: Path, template: str, ids: IdRange) -> NsJailConfig:
     """The jail of one template."""
     start = (
-        f"import sys; sys.path.insert(0, {image.GUEST_HOME!r}); "
-        f"from {_GUEST_PACKAGE} import hooks; hooks.collect(); "
-        f"from {_GUEST_PACKAGE}.template import main; main({template!r})"
+        f"import sys; sys.path[0] = {image.GUEST_HOME!r}; "
+        f"from {_GUEST_PACKAGE}.boot import main; main({template!r})()"
     )
     mounts = [_bind(root, "/", is_dir=True), _bind(code, image.GUEST_HOME, is_dir=True)]
     mounts += [
@@ -150,7 +149,7 @@ def configuration(root: Path, code: Path, template: str, ids: IdRange) -> NsJail
         mount_proc=True,
         iface_no_lo=True,
         seccomp_string=[tree_policy()],  # exactly one: nsjail 3.5 keeps only the last of several
-        exec_bin=Exe(path=f"{image.PYTHON_HOME}/bin/python3", arg=["-s", "-P", "-c", start]),
+        exec_bin=Exe(path=f"{image.PYTHON_HOME}/bin/python3", arg=["-c", start]),
     )
 
 

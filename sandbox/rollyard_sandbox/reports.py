@@ -4,6 +4,8 @@ import msgspec
 
 from rollyard_queue.records import Delivery
 
+MAX_RESULT_BYTES = 16 * 1024 * 1024
+_CUT_CHARS = 1024 * 1024  # each at most six bytes in JSON: two streams stay below the maximum
 _KILLED_MESSAGES = {
     "timeout": "wall-clock limit of {timeout_s:g} s reached",
     "cpu_timeout": "CPU limit of {cpu_s} s reached",
@@ -97,7 +99,28 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(record: ResultRecord) -> bytes:
+    """The record as JSON, cut so that no result is larger than queue and gateway should carry."""
+    encoded = _encoder.encode(record)
+    if len(encoded) <= MAX_RESULT_BYTES:
+        return encoded
+    note = f"result of {len(encoded)} bytes cut: its files are left out"
+    record = msgspec.structs.replace(
+        record,
+        files={},
+        stdout=_cut(record.stdout),
+        stderr=_cut(record.stderr),
+        stdout_truncated=record.stdout_truncated or len(record.stdout) > _CUT_CHARS,
+        stderr_truncated=record.stderr_truncated or len(record.stderr) > _CUT_CHARS,
+        message=f"{record.message}; {note}" if record.message else note,
+    )
     return _encoder.encode(record)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _CUT_CHARS:
+        return text
+    half = _CUT_CHARS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters dropped ...]\n{text[-half:]}"
 
 
 def infra_error(delivery: Delivery, worker_id: str, message: str) -> bytes:

@@ -28,6 +28,8 @@ _ANNOUNCE_S = 2.0
 _ANNOUNCE_TTL_S = 8.0
 _BACK_OFF_S = 0.5
 _FINISH_PATIENCE_S = 60.0
+_MESSAGE_BYTES = 8 * 1024 * 1024
+_MAX_WAITING_BYTES = 64 * 1024 * 1024
 # Claimed but not started: enough to keep the cores busy between two claims, few enough that
 # another worker's free core finds work in the queue.
 _PREFETCH_FOR_EACH_CORE = 4
@@ -126,6 +128,9 @@ class Worker:
                 self._begin(delivery)
 
     def _room(self) -> int:
+        """How many more runs to claim; none while results wait for a slow queue."""
+        if sum(len(finished.result) for finished in self._finished) > _MAX_WAITING_BYTES:
+            return 0
         return min(self._slots - len(self._running), self._prefetch - self._gate.waiting)
 
     async def _wait(self) -> Notice:
@@ -269,7 +274,9 @@ class Worker:
         while True:
             await self._has_finished.wait()
             self._has_finished.clear()
-            batch, self._finished = self._finished, []
+            batch = self._next_batch()
+            if self._finished:
+                self._has_finished.set()
             if not batch:
                 if self._stopping.is_set() and not self._tasks:
                     return
@@ -277,6 +284,18 @@ class Worker:
             await self._send(batch)
             if self._stopping.is_set():
                 self._has_finished.set()
+
+    def _next_batch(self) -> list[FinishedRun]:
+        """What goes out next: all that has finished, or as much as one message should carry."""
+        size = 0
+        for count, finished in enumerate(self._finished):
+            size += len(finished.result)
+            if count and size > _MESSAGE_BYTES:
+                break
+        else:
+            count = len(self._finished)
+        batch, self._finished = self._finished[:count], self._finished[count:]
+        return batch
 
     async def _send(self, batch: list[FinishedRun]) -> None:
         deadline = time.monotonic() + _FINISH_PATIENCE_S

@@ -127,6 +127,9 @@ def exec_server(command: list[str], *, parent_pid: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent_pid:
         return  # it died before the kernel knew whom to watch
+    # When memory runs out the kernel should take programs first; allowed to root alone.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-500")
     os.execv(command[0], command)  # noqa: S606 - no shell is wanted
 
 

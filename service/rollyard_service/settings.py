@@ -60,7 +60,7 @@ class GatewaySettings(BaseSettings):
     """Largest ``limits.disk_bytes``."""
     max_pids: Annotated[int, Field(ge=1)] = 1024
     """Largest ``limits.pids``."""
-    max_output_bytes: Annotated[int, Field(ge=0)] = 8 * MIB
+    max_output_bytes: Annotated[int, Field(ge=0)] = 4 * MIB
     """Largest ``limits.output_bytes``: results travel through Valkey's memory."""
 
     max_wait_s: Annotated[float, Field(gt=0, le=86400)] = 900.0

@@ -1,5 +1,6 @@
 """Code that runs inside the jail: standard library only.
 
+    boot       the jail's first line, and the bottom of every program's stack
     template   a warm interpreter; clones slots on request
     slot       PID 1 of a slot: runs one program at a time and reports what happened to it
     programs   what a request's code runs as

@@ -13,6 +13,7 @@ under the filter).
 import base64
 import contextlib
 import os
+import re
 import stat
 
 from . import kernel
@@ -21,6 +22,7 @@ ROOT, WORK, TMP, SHM = "/box", "/box/work", "/box/tmp", "/box/shm"
 MAIN = f"{WORK}/main.py"
 _INODES_PER_MIB = 64
 _MANY_ENTRIES = 2000  # past this, a new slot (3 ms) is cheaper and safer than deleting
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _DEEP = 60  # scandir holds a descriptor for each level
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REGULAR = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -136,8 +138,10 @@ def fetch(wanted: list[str], max_bytes: int, max_files: int) -> dict[str, str | 
 
 
 def _as_json(data: bytes) -> str | dict[str, str]:
-    with contextlib.suppress(UnicodeDecodeError):
-        return data.decode()
+    # Control characters are six bytes each in JSON: a file of NULs is no text.
+    if not _CONTROL.search(data):
+        with contextlib.suppress(UnicodeDecodeError):
+            return data.decode()
     return {"base64": base64.b64encode(data).decode()}
 
 

@@ -20,9 +20,13 @@ import signal
 import sys
 import threading
 import types
+import weakref
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
 from . import box, hooks, kernel
+from .boot import STARTUP_MODULES
 from .protocol import BEGUN
 
 # Kept here because the program may replace them; it can still kill its own exit, and only that.
@@ -30,6 +34,8 @@ _exit, _getpid, _kill = os._exit, os.getpid, os.kill
 _exec, _eval, _compile = exec, eval, compile
 _MERSENNE_WORDS = 624
 _REHEARSALS = 20
+# Words without which a last collection of cycles could change nothing that anyone sees.
+_MAY_MATTER_AT_EXIT = (b"__del__", b"weakref", b"open", b"yield", b"finally", b"async")
 _OOM_FIRST = b"1000"  # the kernel's out-of-memory killer takes the program, never its PID 1
 
 ENVIRONMENT = {
@@ -76,33 +82,71 @@ def confine(disk_bytes: int, pids: int, uid: int, streams: list[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def run(job: dict[str, Any], begun: mmap.mmap) -> NoReturn:
-    """Run the program as ``python main.py`` would and leave as CPython would.
+class Become(BaseException):
+    """Unwinds a forked child to the bottom of its stack, where ``program`` is called."""
+
+    def __init__(self, program: Callable[[], NoReturn]) -> None:
+        super().__init__()
+        self.program = program
+
+
+def become(job: dict[str, Any], begun: mmap.mmap) -> NoReturn:
+    """Make ready to run the program as ``python main.py`` would; raises Become.
 
     ``begun`` is shared with PID 1: set when all is ready, and unmapped before the program's first
     line. A process that ends before is our fault, and the program cannot claim to be one.
     """
-    code = job["code"]
-    namespace = _fresh_main()
-    hooks.restore()
-    _reseed()
-    gc.enable()
-    echo, thorough = job["echo_last"], bool(job["files"]) or _may_have_destructors(code)
-    job.clear()  # expected outputs or names that a caller may have put there are not for it
-    begun[0] = BEGUN
-    begun.close()
-    _leave(_execute(code, namespace, echo), thorough=thorough)
+    source = job["code"].encode()
+    files, echo = job["files"], job["echo_last"]
+    if files:
+        _forget_modules(files)
+    thorough = bool(files) or any(word in source for word in _MAY_MATTER_AT_EXIT)
+
+    def program() -> NoReturn:
+        namespace = _fresh_main()
+        hooks.restore()
+        _reseed()
+        gc.enable()
+        begun[0] = BEGUN
+        begun.close()
+        exit_code: int | None = 0
+        try:
+            if echo:
+                _execute_echoing(source, namespace)
+            else:
+                _exec(_compile(source, box.MAIN, "exec", dont_inherit=True), namespace)
+        except SystemExit as stop:
+            exit_code = _exit_code(stop)
+        except BaseException as error:
+            exit_code = None if type(error) is KeyboardInterrupt else 1
+            _show(error)
+        sys.settrace(None)
+        sys.setprofile(None)
+        del namespace
+        _leave(exit_code, thorough=thorough)
+
+    raise Become(program)
+
+
+def _forget_modules(files: dict[str, Any]) -> None:
+    """Let the request's own modules win over preloaded ones, as in a new interpreter."""
+    own = {path.split("/")[0].removesuffix(".py") for path in files}
+    for name in list(sys.modules):
+        if name.split(".")[0] in own and name not in STARTUP_MODULES:
+            del sys.modules[name]
 
 
 def _fresh_main() -> dict[str, object]:
     module = types.ModuleType("__main__")
     namespace = module.__dict__
+    namespace["__loader__"] = SourceFileLoader("__main__", box.MAIN)
+    namespace["__annotations__"] = {}
     namespace["__file__"] = box.MAIN
     namespace["__cached__"] = None
     namespace["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = module
-    sys.argv = [box.MAIN]
-    sys.orig_argv = [sys.executable, box.MAIN]
+    sys.argv = ["main.py"]
+    sys.orig_argv = ["python3", "main.py"]
     sys.path.insert(0, box.WORK)
     return namespace
 
@@ -116,21 +160,26 @@ def _reseed() -> None:
         numpy.random.set_state(("MT19937", words, _MERSENNE_WORDS))
 
 
-def _execute(code: str, namespace: dict[str, object], echo: bool) -> int | None:
-    """Return the exit code, or None where CPython would end itself by SIGINT."""
+def _show(error: BaseException) -> None:
+    """Report an uncaught exception as CPython does, through sys.excepthook."""
+    error.__traceback__ = _without_our_frames(error.__traceback__)
+    sys.last_exc = error
     try:
-        if echo:
-            _execute_echoing(code, namespace)
-        else:
-            _exec(_compile(code, box.MAIN, "exec", dont_inherit=True), namespace)
-    except SystemExit as stop:
-        return _exit_code(stop)
-    except BaseException as error:
-        error.__traceback__ = _without_our_frames(error.__traceback__)
-        sys.last_exc = error
-        sys.excepthook(type(error), error, error.__traceback__)
-        return None if type(error) is KeyboardInterrupt else 1
-    return 0
+        hook = sys.excepthook
+    except AttributeError:
+        sys.stderr.write("sys.excepthook is missing\n")
+        hook = sys.__excepthook__
+    try:
+        hook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as failure:
+        sys.stderr.write("Error in sys.excepthook:\n")
+        failure.__traceback__ = _without_our_frames(failure.__traceback__)
+        failure.__context__ = None
+        sys.__excepthook__(type(failure), failure, failure.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -140,7 +189,7 @@ def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackTyp
     return trace
 
 
-def _execute_echoing(code: str, namespace: dict[str, object]) -> None:
+def _execute_echoing(code: bytes, namespace: dict[str, object]) -> None:
     """As a notebook cell: the value of a last expression is shown unless it is None."""
     tree = ast.parse(code, box.MAIN)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -160,11 +209,6 @@ def _exit_code(stop: SystemExit) -> int:
     return 1
 
 
-def _may_have_destructors(code: str) -> bool:
-    """False where a last collection of cycles could change nothing that anyone sees."""
-    return "__del__" in code or "weakref" in code or "open" in code
-
-
 def _leave(exit_code: int | None, *, thorough: bool) -> NoReturn:
     """What Py_FinalizeEx does that a program can see, without tearing down shared libraries."""
     try:
@@ -172,9 +216,9 @@ def _leave(exit_code: int | None, *, thorough: bool) -> NoReturn:
             threading._shutdown()  # waits for the program's threads
         hooks.run_exit_callbacks()
     except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        sys.__excepthook__(type(error), error, error.__traceback__)
     flushed = _flush()
-    _clear_main(thorough)
+    _drop_main(thorough)
     flushed = _flush() and flushed
     if exit_code is None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -205,17 +249,22 @@ def _write_unraisable(error: BaseException) -> None:
         return
 
 
-def _clear_main(thorough: bool) -> None:
-    """Run the destructors of the program's globals, in CPython's order (finalize_modules)."""
+def _drop_main(thorough: bool) -> None:
+    """Let go of the program's module, and so run destructors with its globals still in place.
+
+    What survives even the collection of cycles is set to None, name by name (finalize_modules).
+    """
     try:
-        main = sys.modules.get("__main__")
-        names = vars(main) if main else {}
-        for private in (True, False):
-            for name in list(names):
-                if (name[:1] == "_" and name[1:2] != "_") is private and name != "__builtins__":
-                    names[name] = None
+        main = sys.modules.pop("__main__", None)
+        survivor = weakref.ref(main) if main is not None else None
+        del main
         if thorough:
             gc.collect()
+        if survivor is not None and (left := survivor()) is not None:
+            names = vars(left)
+            for name in list(names):
+                if name != "__builtins__":
+                    names[name] = None
     except BaseException:
         return  # a program that breaks its own teardown has already said all it will
 
@@ -229,11 +278,11 @@ def rehearse() -> None:
     argv, orig_argv, path = sys.argv, sys.orig_argv, list(sys.path)
     main = sys.modules["__main__"]
     for _ in range(_REHEARSALS):
-        _execute("x = 1", _fresh_main(), False)
-        _may_have_destructors("pass")
+        namespace = _fresh_main()
+        _exec(_compile(b"x = 1", box.MAIN, "exec", dont_inherit=True), namespace)
         _reseed()
         _flush()
-        _clear_main(thorough=False)
+        _drop_main(thorough=False)
     sys.argv, sys.orig_argv, sys.path[:] = argv, orig_argv, path
     sys.modules["__main__"] = main
 

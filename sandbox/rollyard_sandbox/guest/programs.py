@@ -15,7 +15,7 @@ from . import box, child
 from .protocol import BEGUN, COMPILE, COMPILED, MAX_FETCHED_BYTES, MAX_FETCHED_FILES, REFUSED
 
 _COMMANDS: dict[str, tuple[str, ...]] = {
-    "python": ("/opt/python/bin/python3", "-s", "main.py"),
+    "python": ("/opt/python/bin/python3", "main.py"),
     "bash": ("/usr/bin/bash", "main.sh"),
     "cpp": ("./main",),
 }
@@ -31,7 +31,7 @@ def read_job(descriptor: int) -> dict[str, Any]:
 
 
 def start(job: dict[str, Any], flags: int, begun: mmap.mmap) -> NoReturn:
-    """Become the program; runs in the child, confined.
+    """Become the program, by exec or by raising Become; runs in the child, confined.
 
     ``begun`` is shared with PID 1, and out of the program's reach before its first instruction.
     """
@@ -45,7 +45,7 @@ def start(job: dict[str, Any], flags: int, begun: mmap.mmap) -> NoReturn:
             begun[0] = REFUSED
             os._exit(1)
     if language == "python" and job["isolation"] == "warm":
-        child.run(job, begun)
+        child.become(job, begun)
     _execute(_COMPILERS[language] if flags & COMPILE else _COMMANDS[language], begun)
 
 

@@ -50,6 +50,8 @@ def main(sock: socket.socket, uid: int, disk_bytes: int) -> NoReturn:
         slot = Slot(sock, uid, disk_bytes)
         slot.serve()
         status = 0
+    except child.Become:
+        raise
     except BaseException:
         with contextlib.suppress(OSError):
             sock.send((FAULT + traceback.format_exc().encode())[:MAX_MESSAGE_BYTES])
@@ -106,8 +108,12 @@ class Slot:
             try:
                 job = programs.read_job(descriptors[0])
                 child.confine(disk_bytes, pids, self._uid, descriptors[1:4])
+                # Its descriptor is closed; the object must not close the number once more.
+                self._sock.detach()
                 programs.start(job, flags, self._begun)
-            finally:  # start never returns and never raises once the program has begun
+            except child.Become:
+                raise
+            except BaseException:
                 os.write(2, traceback.format_exc().encode())
                 os._exit(1)
         for end in descriptors[1:4]:

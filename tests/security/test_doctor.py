@@ -134,7 +134,10 @@ def _no_clean_environment(patch: Patch, tmp: Path) -> None:
 
 
 def _no_groups(patch: Patch, tmp: Path) -> None:
-    patch.setattr(machine, "_cgroups", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    def none(_: object) -> None:
+        return None
+
+    patch.setattr(machine, "_cgroups", none)
 
 
 def _no_memory_limit(patch: Patch, tmp: Path) -> None:

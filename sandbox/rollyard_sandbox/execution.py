@@ -139,6 +139,8 @@ class Execution:
         self._pending = memoryview((stdin or "").encode())
         for ours in (self._stdin, out_read, err_read):
             os.set_blocking(ours, False)
+            # Owned by the program's user, it can be opened again: /dev/stdin, /proc/self/fd/1.
+            os.fchown(ours, self._slot.owner, self._slot.owner)
         bound = self._spec.limits.output_bytes
         self._streams = {out_read: KeptOutput(bound), err_read: KeptOutput(bound)}
         return stdin_read, out_write, err_write

@@ -14,6 +14,8 @@ from rollyard_sandbox.pool import Pool
 from rollyard_sandbox.probe import Layer, probe
 from rollyard_sandbox.settings import WorkerSettings
 
+_RUNTIME_PREFIX = "rollyard-worker-"
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -42,7 +44,7 @@ async def open_machine(
     root = image.ensure_image(settings.state_dir, names, say=say)
     code = jail.guest_code(settings.state_dir)
     cgroups = _cgroups(say)
-    runtime_dir = Path(tempfile.mkdtemp(prefix="rollyard-worker-"))
+    runtime_dir = _make_runtime_dir()
     pool = Pool(
         root=root, code=code, runtime_dir=runtime_dir, names=names, max_slots=settings.slots,
         cgroups=cgroups,
@@ -56,6 +58,16 @@ async def open_machine(
         if cgroups is not None:
             cgroups.close()
         shutil.rmtree(runtime_dir, ignore_errors=True)
+
+
+def _make_runtime_dir() -> Path:
+    """A private folder for jail configurations; those of killed workers are removed."""
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob(f"{_RUNTIME_PREFIX}*-*"):
+        pid = left.name.removeprefix(_RUNTIME_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_RUNTIME_PREFIX}{os.getpid()}-"))
 
 
 def _cgroups(say: Callable[[str], None]) -> Cgroups | None:

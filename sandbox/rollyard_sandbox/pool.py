@@ -67,6 +67,7 @@ class Pool:
         self._names = names
         self._max_slots = max_slots
         self._cgroups = cgroups
+        self._ids = jail.id_range()
         self._languages = image.languages(root)
         self._templates: dict[str, Template] = {}
         self._fresh: dict[int, Template] = {}
@@ -193,9 +194,11 @@ class Pool:
         try:
             order = {"uid": _FIRST_UID + number, "disk_bytes": disk_bytes}
             socket.send_fds(template.jail.control, [json.dumps(order).encode()], [theirs.fileno()])
+            theirs.close()  # now the end of a slot that never starts is seen at once
             slot = await Slot.adopt(
-                ours, template=template.name, number=number, disk_bytes=disk_bytes, leaf=leaf
-            )
+                ours, template=template.name, number=number, disk_bytes=disk_bytes, leaf=leaf,
+                owner=self._ids.first + order["uid"],
+            )  # fmt: skip
         except BaseException:
             ours.close()
             if leaf is not None:
@@ -221,7 +224,7 @@ class Pool:
 
     async def _start(self, name: str) -> Template:
         self._serial += 1
-        config = jail.configuration(self._root, self._code, name, jail.id_range())
+        config = jail.configuration(self._root, self._code, name, self._ids)
         started = await Jail.start(config, self._runtime_dir / f"{name}-{self._serial}.cfg")
         said: list[str] = []
         watcher = asyncio.create_task(_listen(started, name, said.append))

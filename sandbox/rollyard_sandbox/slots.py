@@ -37,12 +37,14 @@ class Slot:
 
     def __init__(
         self, sock: socket.socket, *, template: str, number: int, disk_bytes: int, pid: int,
-        pidfd: int, leaf: Leaf | None,
+        pidfd: int, leaf: Leaf | None, owner: int,
     ) -> None:  # fmt: skip
         self.template = template
         self.number = number
         self.disk_bytes = disk_bytes
         self.pid = pid
+        self.owner = owner
+        """Host id of the programs' user."""
         self.usable = True
         self._sock = sock
         self._leaf = leaf
@@ -55,8 +57,9 @@ class Slot:
 
     @classmethod
     async def adopt(
-        cls, ours: socket.socket, *, template: str, number: int, disk_bytes: int, leaf: Leaf | None
-    ) -> "Slot":
+        cls, ours: socket.socket, *, template: str, number: int, disk_bytes: int,
+        leaf: Leaf | None, owner: int,
+    ) -> "Slot":  # fmt: skip
         """Wait until the cloned slot reports, and put it into its control group.
 
         Raises:
@@ -81,7 +84,7 @@ class Slot:
             raise
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         return cls(ours, template=template, number=number, disk_bytes=disk_bytes, pid=pid,
-                   pidfd=pidfd, leaf=leaf)  # fmt: skip
+                   pidfd=pidfd, leaf=leaf, owner=owner)  # fmt: skip
 
     def begin(self, memory_bytes: int, pids: int) -> None:
         """Set the limits of the next run.

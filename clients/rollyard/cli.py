@@ -265,6 +265,45 @@ def config(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
     return print_config(as_json=json)
 
 
+@app.command
+def mcp(
+    *,
+    url: Annotated[str | None, Parameter(env_var="ROLLYARD_URL")] = None,
+    timeout_s: _Seconds = 10.0,
+    max_chars: _Count = 10_000,
+) -> int:
+    """Serve a Python tool over MCP, on standard input and output, for agents and editors.
+
+    Example:
+
+        rollyard mcp --url http://gateway:8000
+
+    Parameters
+    ----------
+    url
+        The gateway; its key is taken from ROLLYARD_API_KEY.
+    timeout_s
+        Seconds that a program may take.
+    max_chars
+        Longest answer in characters; longer ones lose their middle.
+    """
+    try:
+        from rollyard.integrations.mcp import make_server
+    except ImportError:
+        sys.stderr.write(missing_extra("mcp") + "\n")
+        return OURS
+    from rollyard.integrations.python_tool import AsyncPythonTool
+    from rollyard.types import Limits
+
+    try:
+        tool = AsyncPythonTool(url, limits=Limits(timeout_s=timeout_s), max_chars=max_chars)
+    except ValueError as error:
+        sys.stderr.write(f"rollyard: {error}\n")
+        return USAGE
+    make_server(tool).run("stdio")
+    return 0
+
+
 def _given(flags: dict[str, str | int | Path | None]) -> list[str]:
     return [
         word for flag, value in flags.items() if value is not None for word in (flag, str(value))

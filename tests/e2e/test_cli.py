@@ -36,7 +36,7 @@ def test_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"{rollyard.__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["up", "gateway", "worker", "run", "doctor", "config"])
+@pytest.mark.parametrize("command", ["up", "gateway", "worker", "run", "doctor", "config", "mcp"])
 def test_every_command_explains_itself(command: str) -> None:
     done = _rollyard(command, "--help")
     assert done.returncode == 0

@@ -1,38 +1,16 @@
-"""One service for all cases, and one with a single slot for those that come after each other."""
-
-from collections.abc import Iterator
+"""Calm cases run side by side, before the first of them is judged."""
 
 import pytest
 from cases.mapping import load_cases, not_served, wire
-from live_service import Service, canaries, serve
+from live_service import Service
 from pydantic import ValidationError
 
 from rollyard import RunRequest, RunResult
 
-SLOTS = 32
-
-
-@pytest.fixture(scope="session")
-def placed() -> Iterator[None]:
-    with canaries():
-        yield
-
-
-@pytest.fixture(scope="session")
-def service(placed: None) -> Iterator[Service]:
-    with serve("cases", slots=SLOTS) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def one_slot(placed: None) -> Iterator[Service]:
-    with serve("serial", slots=1) as started:
-        yield started
-
 
 @pytest.fixture(scope="session")
 def calm(service: Service) -> dict[str, RunResult]:
-    """Results of all calm cases, which ran side by side; by ``<case>.<number>``."""
+    """Results of all calm cases, by ``<case>.<number>``."""
     requests: list[RunRequest] = []
     skipped = not_served()
     for case in load_cases().values():

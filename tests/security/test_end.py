@@ -40,11 +40,14 @@ if os.fork() == 0:
     while True: pass
 ## children that fork on
 for _ in range(8):
-    if os.fork() == 0:
-        while True:
-            try:
-                if os.fork(): os._exit(0)
-            except OSError: pass
+    try:
+        child = os.fork()
+    except OSError:  # the others are as many as there may be
+        break
+    while child == 0:
+        try:
+            if os.fork(): os._exit(0)
+        except OSError: pass
 time.sleep(0.1)
 ## a program executed
 os.spawnv(os.P_NOWAIT, '/bin/sleep', ['sleep', '600'])

@@ -126,9 +126,9 @@ def test_cpu_beyond_its_limit_is_the_outcome_cpu_timeout(service: Service, count
     """Beyond, far beyond, and by children that nobody waits for."""
     limits = Limits(cpu_s=0.25, timeout_s=60)
     codes = (BEYOND * count)[: max(count, len(BEYOND))]
-    requests = [{"code": PRELUDE + code, "limits": limits} for code in codes]
+    requests = [rollyard.RunRequest(code=PRELUDE + code, limits=limits) for code in codes]
     if count == 1:
-        results = [service.client.submit(rollyard.RunRequest(**one)) for one in requests]
+        results = [service.client.submit(one) for one in requests]
     else:
         results = service.client.run_all(requests)
     for result in results:

@@ -30,7 +30,7 @@ Outcome = Literal[
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
-Template = Literal["auto", "bare", "science"]
+Template = Literal["auto", "bare", "science", "plot"]
 Language = Literal["python", "bash", "cpp"]
 
 SOURCES: dict[Language, str] = {"python": "main.py", "bash": "main.sh", "cpp": "main.cpp"}
@@ -110,7 +110,9 @@ class RunRequest(_Wire):
     files: dict[str, FileContent] = Field(default_factory=dict)
     """Files put into the working directory first: relative path to content."""
     fetch_files: list[str] = Field(default_factory=list, max_length=MAX_FILES)
-    """Paths to return afterwards; ``*`` is every regular file of the working directory."""
+    """Paths to return afterwards, or patterns such as ``*.png``; ``*`` is every regular file of the
+    working directory but the code. At most 64 files and 8 MiB; matplotlib's ``show()`` writes
+    ``figure-1.png`` and so on."""
     limits: Limits = Field(default_factory=Limits)
     language: Language = "python"
     """What ``code`` is written in. ``bash`` and ``cpp`` run as commands in the same jail."""

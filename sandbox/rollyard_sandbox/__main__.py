@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -124,6 +125,9 @@ def main() -> int:
     # When memory runs out the kernel should take programs, which set themselves to 1000.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-500")
+    # Each slot takes about ten descriptors; the usual soft limit of 1024 would not do.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         return uvloop.run(_serve(settings))
     except (ImageError, JailError, SlotLost, QueueError, OSError) as error:

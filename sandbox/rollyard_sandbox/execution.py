@@ -31,7 +31,14 @@ _READ_BYTES = 65536
 # Most programs have ended by then and are read once; until then a pipe holds 64 KiB.
 _FIRST_READ_S = 0.002
 _STOP_PATIENCE_S = 20.0  # PID 1 needs milliseconds to end a program; then it hangs itself
-_files_decoder = msgspec.json.Decoder(dict[str, str | dict[str, str]])
+
+
+class _Collected(msgspec.Struct, frozen=True):
+    files: dict[str, str | dict[str, str]] = {}
+    left_out: list[str] = []
+
+
+_collected_decoder = msgspec.json.Decoder(_Collected)
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class Execution:
                 if report.exit_code != 0 or report.killed:
                     evidence = self._slot.evidence()
                     return msgspec.structs.replace(report, phase="compile"), evidence
+                self._slot.begin(limits.memory_bytes, limits.pids)
             flags = COMPILED if self._spec.language == "cpp" else 0
             report = await self._step(job, fetched, flags, limits.timeout_s, self._spec.stdin)
             return report, self._slot.evidence()
@@ -109,7 +117,8 @@ class Execution:
             flags |= FETCH
             descriptors.append(fetched)
         try:
-            self._clock = Clock(timeout_s, limits.cpu_s)
+            # The compiler has a clock of its own; CPU is the program's.
+            self._clock = Clock(timeout_s, None if flags & COMPILE else limits.cpu_s)
             order = ORDER.pack(limits.disk_bytes, limits.pids, flags)
             ending = self._slot.order(order, descriptors)
         finally:
@@ -223,6 +232,7 @@ class Execution:
         if ended.begun != BEGUN and killed is None and ended.begun != REFUSED:
             text = f"the program could not be started: {stderr.text()}"
             raise SlotLost(text, self._slot.evidence())
+        collected = _collected(fetched) if fetched >= 0 else _Collected()
         return SlotReport(
             exit_code=os.WEXITSTATUS(ended.status) if os.WIFEXITED(ended.status) else None,
             signal=os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None,
@@ -235,7 +245,8 @@ class Execution:
             stderr=stderr.text(),
             stdout_truncated=stdout.truncated,
             stderr_truncated=stderr.truncated,
-            files=_files(fetched) if fetched >= 0 else {},
+            files=collected.files,
+            left_out=collected.left_out,
         )
 
 
@@ -245,10 +256,10 @@ def _decode(message: bytes) -> _Ended:
     return _Ended(begun, bool(stopped), bool(clean), status, *times)
 
 
-def _files(descriptor: int) -> dict[str, str | dict[str, str]]:
+def _collected(descriptor: int) -> _Collected:
     """What was collected; nothing where the collection itself failed."""
     data = os.pread(descriptor, 8 * MAX_FETCHED_BYTES, 0)
     try:
-        return _files_decoder.decode(data) if data else {}
+        return _collected_decoder.decode(data) if data else _Collected()
     except msgspec.DecodeError:
-        return {}
+        return _Collected()

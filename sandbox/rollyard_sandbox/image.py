@@ -23,10 +23,10 @@ from pathlib import Path
 
 from rollyard_sandbox import toolchain
 
-FORMAT = 6  # raise when the layout changes: old images are then left alone and a new one is built
+FORMAT = 8  # raise when the layout changes: old images are then left alone and a new one is built
 PYTHON_HOME = "/opt/python"
 GUEST_HOME = "/opt/rollyard"
-TEMPLATES = ("bare", "science")
+TEMPLATES = ("bare", "science", "plot")
 
 # Never needed by a run, and more than half of the standard library's size.
 _SKIPPED_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo",
@@ -70,7 +70,7 @@ def default_state_dir() -> Path:
 
 def requirements(templates: Iterable[str]) -> str:
     """The pinned requirement lines of a set of templates, comments removed."""
-    if "science" not in templates:
+    if not {"science", "plot"} & set(templates):
         return ""
     text = resources.files("rollyard_sandbox").joinpath("science.txt").read_text()
     lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
@@ -154,6 +154,8 @@ def _build(root: Path, templates: tuple[str, ...], say: Callable[[str], None]) -
     if wanted := requirements(templates):
         say("  installing the science libraries")
         _install(site_packages, wanted)
+        figures = resources.files("rollyard_sandbox").joinpath("site", "rollyard_figures.py")
+        (site_packages / "rollyard_figures.py").write_bytes(figures.read_bytes())
     toolchain.copy_tools(root)
     toolchain.copy_locale(root)
     if toolchain.has_cpp():
@@ -228,6 +230,9 @@ def _copy_shared_libraries(root: Path) -> None:
     libc_dirs = [Path(path).parent for name, path in needed.items() if name.startswith("libc.so")]
     if not libc_dirs:
         raise ImageError("ldd does not name a libc: only glibc systems are supported")
+    # libc loads it by name when a thread is cancelled or exits; no object links to it.
+    if (unwinder := libc_dirs[0] / "libgcc_s.so.1").exists():
+        needed.setdefault(unwinder.name, str(unwinder))
     for name, source in needed.items():
         place = Path(source)
         if name.startswith("/"):  # the program interpreter, wanted at this very path

@@ -128,6 +128,9 @@ def configuration(root: Path, code: Path, template: str, ids: IdRange) -> NsJail
     mounts += [
         _bind(f"/dev/{name}", f"/dev/{name}", is_dir=False, device=True) for name in image.DEVICES
     ]
+    # What libraries write while a template imports them; each slot mounts its own box over it.
+    mounts.append(MountPt(dst="/box", fstype="tmpfs", options="size=16m,mode=755", rw=True,
+                          is_dir=True, nosuid=True, nodev=True))  # fmt: skip
     maps = [IdMap(inside_id="0", outside_id=str(ids.first), count=ids.count)]
     return NsJailConfig(
         name=f"rollyard-{template}",

@@ -21,16 +21,28 @@ log = logging.getLogger(__name__)
 FRESH = "fresh"
 _FIRST_UID = 1000
 _TEMPLATE_READY_S = 120.0
-_SCIENCE_IMPORT = re.compile(
-    r"^[^\S\n]*(?:import|from)\b[^#\n]*?\b(?:numpy|scipy|sympy|pandas|networkx|mpmath)\b"
-    r"|(?:__import__|import_module)\s*\(\s*['\"](?:numpy|scipy|sympy|pandas|networkx|mpmath)\b",
-    re.MULTILINE,
-)
+# Not started with the worker: its 40 MB more are paid by those who draw.
+_ON_DEMAND = frozenset({"plot"})
+_LIBRARIES = {
+    "plot": "matplotlib|seaborn|rollyard_figures",
+    "science": "numpy|scipy|sympy|pandas|networkx|mpmath",
+}
+_IMPORTS = {
+    template: re.compile(
+        rf"^[^\S\n]*(?:import|from)\b[^#\n]*?\b(?:{names})\b"
+        rf"|(?:__import__|import_module)\s*\(\s*['\"](?:{names})\b",
+        re.MULTILINE,
+    )
+    for template, names in _LIBRARIES.items()
+}
 
 
 def guess_template(code: str) -> str:
     """The lightest template that has what ``code`` imports; a wrong guess is only slower."""
-    return "science" if _SCIENCE_IMPORT.search(code) else "bare"
+    for template, imports in _IMPORTS.items():
+        if imports.search(code):
+            return template
+    return "bare"
 
 
 @dataclass
@@ -84,7 +96,8 @@ class Pool:
             JailError: one does not come up; the message has what it said.
         """
         for name in self._names:
-            await self._template(name)
+            if name not in _ON_DEMAND:
+                await self._template(name)
 
     async def stop(self) -> None:
         """End every slot and template; nothing of them is left when this returns."""
@@ -106,7 +119,9 @@ class Pool:
             wanted = "bare"  # a command replaces the interpreter: the lightest will do
         elif wanted == "auto":
             wanted = guess_template(spec.code)
-        return wanted if wanted in self._names else self._names[-1]
+        if wanted == "plot" and wanted not in self._names:
+            wanted = "science"
+        return wanted if wanted in self._names else self._names[0]
 
     async def acquire(self, template: str, disk_bytes: int, *, new: bool = False) -> Slot:
         """Return a clean slot with a box of this size; the caller gives it back by release().

@@ -30,6 +30,7 @@ class SlotReport(msgspec.Struct, frozen=True):
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     files: dict[str, str | dict[str, str]] = {}
+    left_out: list[str] = []
 
 
 class ResultRecord(msgspec.Struct, omit_defaults=True):

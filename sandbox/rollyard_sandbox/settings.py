@@ -25,8 +25,8 @@ class WorkerSettings(BaseSettings):
     """Name of the queue; gateways and workers of one service share it."""
     slots: Annotated[int, Field(ge=1, le=4096)] = Field(default_factory=lambda: 16 * _cores())
     """Runs at once. More than cores: most runs of a rollout wait or are short."""
-    templates: str = "bare,science"
-    """Warm interpreters to keep, comma separated."""
+    templates: str = "bare,science,plot"
+    """Warm interpreters, comma separated; ``plot`` starts when the first run wants it."""
     state_dir: Path = Field(default_factory=image.default_state_dir)
     """Where guest images live; must be searchable for all users when the worker is root."""
     allow_degraded: bool = False

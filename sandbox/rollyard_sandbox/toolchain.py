@@ -1,5 +1,6 @@
 """Commands beside Python in the guest image: a shell with its usual tools, and Debian's g++."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -49,6 +50,9 @@ def copy_cpp(root: Path) -> None:
         _copy(path.resolve(), root, name=path)
     _copy(Path(shutil.which("g++", path=_SEARCH) or "/usr/bin/g++").resolve(), root,
           name=Path("/usr/bin/g++"))  # fmt: skip
+    for name in ("libgcc_s.so.1", "libstdc++.so.6"):
+        library = Path(os.path.normpath(_ask(f"-print-file-name={name}")))
+        _copy(library.resolve(), root, name=library)
     own = Path(_ask("-print-file-name=crtbegin.o")).resolve().parent
     _copy_tree(own, root)
     for folder in _include_folders():

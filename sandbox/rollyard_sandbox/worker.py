@@ -28,6 +28,8 @@ _ANNOUNCE_S = 2.0
 _ANNOUNCE_TTL_S = 8.0
 _BACK_OFF_S = 0.5
 _FINISH_PATIENCE_S = 60.0
+# A slot that served before, then two new ones: a template that dies takes clones with it.
+_TRIES = (False, True, True)
 _MESSAGE_BYTES = 8 * 1024 * 1024
 _MAX_WAITING_BYTES = 64 * 1024 * 1024
 # Claimed but not started: enough to keep the cores busy between two claims, few enough that
@@ -194,9 +196,9 @@ class Worker:
             text = f"no worker here has language {spec.language!r}; see rollyard doctor"
             return reports.infra_error(delivery, self._id, text)
         reason = ""
-        for last in (False, True):
+        for new_slot in _TRIES:
             try:
-                return await self._try(running, spec, template, new_slot=last)
+                return await self._try(running, spec, template, new_slot=new_slot)
             except (SlotLost, JailError, OSError) as error:
                 reason = str(error)
                 log.error("slot.lost", extra={"run_id": delivery.run_id, "reason": reason})
@@ -233,6 +235,9 @@ class Worker:
         if evidence.foreign_kills and report.exit_code != 0 and not report.killed:
             raise SlotLost("this machine ran out of memory, not the run", evidence)
         outcome, message = reports.judge(report, evidence, msgspec.structs.asdict(limits))
+        if report.left_out:
+            note = f"too large or too many to return: {', '.join(report.left_out[:5])}"
+            message = f"{message}; {note}" if message else note
         return self._encode(running, template, outcome, message, report, evidence)
 
     def _encode(

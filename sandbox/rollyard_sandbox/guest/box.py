@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import stat
+from fnmatch import fnmatchcase
 
 from . import kernel
 
@@ -118,23 +119,33 @@ def put(files: dict[str, str | dict[str, str]]) -> None:
             os.close(file)
 
 
-def fetch(wanted: list[str], max_bytes: int, max_files: int) -> dict[str, str | dict[str, str]]:
+def fetch(
+    wanted: list[str], max_bytes: int, max_files: int
+) -> tuple[dict[str, str | dict[str, str]], list[str]]:
     """Read regular files below the working directory, following no link anywhere.
 
-    Absent, irregular, oversized or unreadable ones are left out: they are the program's doing,
-    and nothing that it leaves may raise here.
+    Absent, irregular or unreadable ones are the program's doing, and nothing that it leaves may
+    raise here. The second part names those that are too large or too many.
     """
+    patterns = [path for path in wanted if "*" in path]
+    paths = [path for path in wanted if "*" not in path]
+    if patterns:
+        present = _regular_paths()
+        paths += [path for path in present if any(fnmatchcase(path, one) for one in patterns)]
     found: dict[str, str | dict[str, str]] = {}
+    left_out: list[str] = []
     room = max_bytes
-    for path in _regular_paths(max_files) if "*" in wanted else wanted:
+    for path in dict.fromkeys(paths):
         try:
-            data = _read_beneath(path, room)
+            data = _read_beneath(path, room if len(found) < max_files else -1)
         except (OSError, ValueError):
             continue
-        if data is not None and len(found) < max_files:
+        if data is None:
+            left_out.append(path)
+        else:
             room -= len(data)
             found[path] = _as_json(data)
-    return found
+    return found, left_out
 
 
 def _as_json(data: bytes) -> str | dict[str, str]:
@@ -145,12 +156,12 @@ def _as_json(data: bytes) -> str | dict[str, str]:
     return {"base64": base64.b64encode(data).decode()}
 
 
-def _regular_paths(max_files: int) -> list[str]:
+def _regular_paths() -> list[str]:
     """Relative paths of regular files, shallow first, as far as a bounded look finds them."""
     paths: list[str] = []
     pending = [""]
     looked = 0
-    while pending and looked < _MANY_ENTRIES and len(paths) < max_files:
+    while pending and looked < _MANY_ENTRIES:
         below = pending.pop(0)
         if below.count("/") > _DEEP:
             continue
@@ -163,7 +174,7 @@ def _regular_paths(max_files: int) -> list[str]:
                     pending.append(f"{below}{entry.name}/")
                 elif entry.is_file(follow_symlinks=False) and below + entry.name != "main.py":
                     paths.append(below + entry.name)
-    return sorted(paths)[:max_files]
+    return sorted(paths)
 
 
 def _is_text(path: str) -> bool:
@@ -176,6 +187,11 @@ def _is_text(path: str) -> bool:
 
 
 def _read_beneath(path: str, max_bytes: int) -> bytes | None:
+    """The file's content, or None when it is larger than ``max_bytes``.
+
+    Raises:
+        OSError: it is not there, or no regular file.
+    """
     directory = os.open(WORK, _DIRECTORY)
     try:
         *parents, name = path.split("/")
@@ -188,7 +204,9 @@ def _read_beneath(path: str, max_bytes: int) -> bytes | None:
         os.close(directory)
     try:
         status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("not a regular file")
+        if status.st_size > max_bytes:
             return None
         parts: list[bytes] = []
         while part := os.read(file, 1 << 20):

@@ -48,7 +48,7 @@ ENVIRONMENT = {
     "TZ": "UTC",
     "PYTHONHASHSEED": "0",
     "PYTHONIOENCODING": "utf-8:strict",
-    "MPLBACKEND": "Agg",
+    "MPLBACKEND": "module://rollyard_figures",
     # One thread each: a run has one core's share, and pools would break fork.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

@@ -44,17 +44,34 @@ def collect() -> None:
 
 
 def end_collection() -> None:
-    """Put the real functions back; what was collected stays aside."""
+    """Put the real functions back; what was collected stays aside.
+
+    Hooks that drop what a fork must not share are called once here: matplotlib's closes its font
+    files, whose descriptors a program does not get.
+    """
     os.register_at_fork = _register_at_fork
     atexit.register = _register_at_exit
+    for after in _hooks_that_matter():
+        after()
 
 
 def restore() -> None:
-    """In the program's process: its own forks call all hooks again."""
+    """In the program's process: do what matters of the fork that made it, and hook the next."""
+    for after in _hooks_that_matter():
+        after()
     for functions in _fork_hooks:
         _register_at_fork(**functions)
     # The one thing that the skipped hook would have done which a program can see.
     sys.modules["threading"].main_thread()._set_native_id()
+
+
+def _hooks_that_matter() -> list[Callable[[], object]]:
+    hooks = [functions.get("after_in_child") for functions in _fork_hooks]
+    return [hook for hook in hooks if hook is not None and _name(hook) not in _NOTHING_TO_DO]
+
+
+def _name(function: Callable[..., object]) -> tuple[str | None, str]:
+    return function.__module__, function.__qualname__
 
 
 def run_exit_callbacks() -> None:
@@ -62,7 +79,7 @@ def run_exit_callbacks() -> None:
     if _callbacks_registered():
         _run_registered()
     for function, args, kwargs in reversed(_exit_calls):
-        idle = _IDLE.get((function.__module__, function.__name__))
+        idle = _IDLE.get(_name(function))
         if idle is None or not idle():
             function(*args, **kwargs)
 
@@ -79,7 +96,17 @@ def _multiprocessing_is_idle() -> bool:
     return not process._children and not util._finalizer_registry
 
 
-_IDLE: dict[tuple[str, str], Callable[[], bool]] = {
+# At a fork of a process with one thread, no held lock and no event loop; random is reseeded anyway.
+_NOTHING_TO_DO: frozenset[tuple[str | None, str]] = frozenset(
+    {
+        ("threading", "_after_fork"),
+        ("logging", "_after_at_fork_child_reinit_locks"),
+        ("asyncio.events", "on_fork"),
+        ("random", "Random.seed"),
+        (None, "lock._at_fork_reinit"),
+    }
+)
+_IDLE: dict[tuple[str | None, str], Callable[[], bool]] = {
     ("logging", "shutdown"): _logging_is_idle,
     ("multiprocessing.util", "_exit_function"): _multiprocessing_is_idle,
 }

@@ -61,6 +61,7 @@ def _execute(command: tuple[str, ...], begun: mmap.mmap) -> NoReturn:
 def collect(job_descriptor: int, target: int) -> None:
     """Write what ``fetch_files`` names, as JSON, to ``target``; runs in a process of its own."""
     wanted = read_job(job_descriptor)["fetch_files"]
-    found = box.fetch(wanted, MAX_FETCHED_BYTES, MAX_FETCHED_FILES)
+    files, left_out = box.fetch(wanted, MAX_FETCHED_BYTES, MAX_FETCHED_FILES)
+    answer = {"files": files, "left_out": left_out[:MAX_FETCHED_FILES]}
     with open(target, "wb", closefd=False) as file:
-        file.write(json.dumps(found, ensure_ascii=False).encode())
+        file.write(json.dumps(answer, ensure_ascii=False).encode())

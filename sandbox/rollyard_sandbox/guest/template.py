@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from . import child, hooks, slot, warmup
+from . import box, child, hooks, slot, warmup
 
 CONTROL_FD = 3
 _MAX_MESSAGE_BYTES = 4096
@@ -29,6 +29,8 @@ def main(name: str) -> None:
     os.environ.clear()
     os.environ.update(child.ENVIRONMENT)
     child.prepare_streams()
+    for folder in (box.WORK, box.TMP, box.SHM):
+        os.mkdir(folder)
     missing = _import_all(warmup.MODULES[name])
     _exercise(warmup.EXERCISES[name])
     hooks.end_collection()

@@ -1,6 +1,7 @@
 """What each template imports and exercises before it starts to fork."""
 
 import importlib
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +22,13 @@ _SCIENCE = (
     "pandas", "networkx",
 )  # fmt: skip
 
+_PLOT = ("matplotlib", "matplotlib.pyplot", "matplotlib.font_manager", "rollyard_figures")
+
 MODULES: dict[str, tuple[str, ...]] = {
     "fresh": (),
     "bare": _STANDARD,
     "science": _STANDARD + _SCIENCE,
+    "plot": _STANDARD + _SCIENCE + _PLOT,
 }
 
 
@@ -73,8 +77,21 @@ def _networkx() -> None:
     nx.shortest_path(nx.path_graph(4), 0, 3)
 
 
+def _figure() -> None:
+    # The first figure builds the list of fonts, about a second of CPU.
+    plt: Any = importlib.import_module("matplotlib.pyplot")
+    figure, axes = plt.subplots()
+    axes.plot([1, 2, 3], label="x")
+    axes.set_title("warm")
+    axes.legend()
+    figure.canvas.draw()
+    figure.savefig(io.BytesIO(), format="png")
+    plt.close("all")
+
+
 EXERCISES: dict[str, tuple[Callable[[], object], ...]] = {
     "fresh": (),
     "bare": (_plain,),
     "science": (_plain, _numpy, _sympy, _pandas, _networkx),
+    "plot": (_plain, _numpy, _pandas, _figure),
 }

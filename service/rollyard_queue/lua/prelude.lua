@@ -112,7 +112,7 @@ end
 -- The JSON of a rollyard.types.RunResult that no worker wrote; every field is present.
 local function result_of(id, outcome, message, since, attempt, worker)
   return '{"run_id":' .. cjson.encode(id) .. ',"outcome":"' .. outcome
-    .. '","exit_code":null,"signal":null,"stdout":"","stderr":"","stdout_truncated":false,'
+    .. '","phase":"run","exit_code":null,"signal":null,"stdout":"","stderr":"","stdout_truncated":false,'
     .. '"stderr_truncated":false,"files":{},"wall_ms":0.0,"cpu_ms":0.0,"peak_memory_bytes":0,'
     .. '"queued_ms":' .. string.format('%.3f', math.max(0, NOW - since) / 1000)
     .. ',"attempt":' .. digits(math.max(1, attempt))

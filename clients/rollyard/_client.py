@@ -107,7 +107,7 @@ class Client:
             with self._lock:
                 thread = self._thread
                 if thread is None:
-                    thread = self._thread = LoopThread()
+                    thread = self._thread = LoopThread(keeps=self._async)
                     self._finalizer = weakref.finalize(self, thread.stop)
         return thread
 

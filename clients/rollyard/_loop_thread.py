@@ -14,9 +14,14 @@ STOP_TIMEOUT_S = 5.0
 
 
 class LoopThread:
-    """Runs coroutines for other threads. Starts at once; a daemon, so it never blocks exit."""
+    """Runs coroutines for other threads. Starts at once; a daemon, so it never blocks exit.
 
-    def __init__(self) -> None:
+    ``keeps`` lives until the loop has ended: what owns connections must not be garbage before
+    the loop has closed them.
+    """
+
+    def __init__(self, keeps: object = None) -> None:
+        self._keeps = keeps
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
         async def serve() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+from rollyard._config import DEFAULT_MAX_RETRIES
 from rollyard.integrations.observation import DEFAULT_MAX_CHARS, ServiceFault
 from rollyard.integrations.python_tool import SCHEMA, AsyncPythonTool
 from rollyard.types import Limits
@@ -32,11 +33,11 @@ from rollyard.types import Limits
 class RollyardTool(BaseTool):
     """Runs each call in a jail of its own; all rollouts of a process share its connections.
 
-    Keys of ``config``: ``base_url``, ``api_key``, ``job``, ``timeout_s``, ``max_chars``, and
-    ``on_fault``: what happens when the service could not run a program, after all retries.
-    ``raise`` (default) lets ServiceFault pass verl's loop, which shows other exceptions to the
-    model. ``mark`` goes on with an empty observation, sets ``extra_fields["service_fault"]`` of
-    the trajectory and the metric ``service_fault``: mask what has it.
+    Keys of ``config``: ``base_url``, ``api_key``, ``job``, ``timeout_s``, ``max_chars``,
+    ``max_retries``, and ``on_fault``: what happens when the service could not run a program,
+    after all retries. ``raise`` (default) lets ServiceFault pass verl's loop, which shows other
+    exceptions to the model. ``mark`` goes on with an empty observation, sets the trajectory's
+    ``extra_fields["service_fault"]`` and the metric ``service_fault``: mask what has it.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: Any = None) -> None:
@@ -48,6 +49,7 @@ class RollyardTool(BaseTool):
             job=config.get("job", "default"),
             limits=Limits(timeout_s=config.get("timeout_s", 10.0)),
             max_chars=config.get("max_chars", DEFAULT_MAX_CHARS),
+            max_retries=config.get("max_retries", DEFAULT_MAX_RETRIES),
         )
 
     async def execute(

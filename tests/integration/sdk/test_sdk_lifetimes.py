@@ -235,3 +235,13 @@ async def test_short_requests(peer: Peer, transport: TransportKind) -> None:
         "/prefix/v1/runs/some-run",
         "/prefix/v1/stats",
     ]
+
+
+def test_client_dropped_within_a_cycle_closes_itself(peer: Peer) -> None:
+    """The collector finalizes a cycle in any order: sockets must not be part of it."""
+    for _ in range(3):
+        cycle: list[object] = [client := Client(peer.url)]
+        cycle.append(cycle)
+        assert client.run("p").ok
+        del client, cycle
+        gc.collect()  # a socket left open would warn here, and warnings are errors

@@ -229,6 +229,9 @@ class Execution:
         stdout, stderr = self._streams.values()
         # A program that had ended by itself was not ended by a reason that came too late.
         killed = self._reason if ended.stopped else None
+        passed = stdout.truncated or stderr.truncated
+        if passed and killed is None and self._spec.on_output_limit == "stop":
+            killed = "output_limit"  # it ended before we looked; the verdict is the same
         if ended.begun != BEGUN and killed is None and ended.begun != REFUSED:
             text = f"the program could not be started: {stderr.text()}"
             raise SlotLost(text, self._slot.evidence())

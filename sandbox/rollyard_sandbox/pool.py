@@ -83,7 +83,9 @@ class Pool:
         self._languages = image.languages(root)
         self._templates: dict[str, Template] = {}
         self._fresh: dict[int, Template] = {}
-        self._numbers = list(range(max_slots, 0, -1))
+        self._numbers: asyncio.LifoQueue[int] = asyncio.LifoQueue()
+        for number in range(max_slots, 0, -1):
+            self._numbers.put_nowait(number)
         self._serial = 0
         self._starting = asyncio.Lock()
         self._room = asyncio.Semaphore(max_slots)
@@ -145,32 +147,29 @@ class Pool:
         if name == FRESH:
             return await self._take_fresh(disk_bytes)
         template = await self._template(name)
-        for slot in [slot for slot in template.free if not slot.usable]:  # died while idle
-            template.free.remove(slot)
+        dead = [slot for slot in template.free if not slot.usable]  # died while idle
+        template.free = [slot for slot in template.free if slot.usable]
+        for slot in dead:
             await self._destroy(slot)
         for index in range(len(template.free) - 1, -1, -1):  # the last used is the warmest
             if template.free[index].disk_bytes == disk_bytes and not new:
                 return template.free.pop(index)
-        if not self._numbers:
-            await self._evict()
-        number = self._numbers.pop()
+        number = await self._number()
         try:
             return await self._clone(template, number, disk_bytes)
         except BaseException:
-            self._numbers.append(number)
+            self._numbers.put_nowait(number)
             raise
 
     async def _take_fresh(self, disk_bytes: int) -> Slot:
         """A jail for one run: nothing in it has served another."""
-        if not self._numbers:
-            await self._evict()
-        number = self._numbers.pop()
+        number = await self._number()
         template: Template | None = None
         try:
             template = await self._start(FRESH)
             slot = await self._clone(template, number, disk_bytes)
         except BaseException:
-            self._numbers.append(number)
+            self._numbers.put_nowait(number)
             if template is not None:
                 await template.end()
             raise
@@ -191,14 +190,20 @@ class Pool:
             await self._destroy(slot)
         self._room.release()
 
-    async def _evict(self) -> None:
-        """Destroy the longest unused free slot to make room for one of another kind."""
-        richest = max(self._templates.values(), key=lambda template: len(template.free))
-        await self._destroy(richest.free.pop(0))
+    async def _number(self) -> int:
+        """A number for one more slot; the longest unused free slot of another kind makes room.
+
+        Where none is free, one is being destroyed: whoever runs holds a place of its own.
+        """
+        if self._numbers.empty():
+            richest = max(self._templates.values(), key=lambda template: len(template.free))
+            if richest.free:
+                await self._destroy(richest.free.pop(0))
+        return await self._numbers.get()
 
     async def _destroy(self, slot: Slot) -> None:
         await slot.destroy()
-        self._numbers.append(slot.number)
+        self._numbers.put_nowait(slot.number)
 
     async def _clone(self, template: Template, number: int, disk_bytes: int) -> Slot:
         self._serial += 1
@@ -231,7 +236,8 @@ class Pool:
                 return template
             if template is not None:
                 log.error("template.lost", extra={"template": name})
-                for slot in template.free:
+                dead, template.free = template.free, []
+                for slot in dead:
                     await self._destroy(slot)
                 template.jail.control.close()
             self._templates[name] = template = await self._start(name)

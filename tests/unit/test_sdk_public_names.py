@@ -10,7 +10,7 @@ import rollyard
 from rollyard import errors
 
 ROOT = Path(__file__).parents[2]
-SUBMODULES = {"cli", "errors", "local", "types"}
+SUBMODULES = {"cli", "errors", "integrations", "local", "types"}
 
 
 def test_all_is_sorted_and_is_what_is_public() -> None:

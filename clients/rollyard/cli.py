@@ -234,19 +234,31 @@ def run(
 
 
 @app.command
-def doctor(*, json: Annotated[bool, Parameter(negative="")] = False) -> NoReturn:
+def doctor(
+    *,
+    attack: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> NoReturn:
     """Say, layer by layer, what of the sandbox this machine can give.
 
-    Example:
+    Exit codes: 0 all layers work (or all attempts were held); 1 not all.
+
+    Examples:
 
         rollyard doctor --json
 
+        rollyard doctor --attack
+
     Parameters
     ----------
+    attack
+        Instead, run small hostile programs in the sandbox of this machine, and say of each way
+        out of it whether it is closed.
     json
         Print one JSON object instead of a table.
     """
-    exec_module("rollyard_sandbox.doctor", "sandbox", ["--json"] if json else [])
+    flags = [*(["--attack"] if attack else []), *(["--json"] if json else [])]
+    exec_module("rollyard_sandbox.doctor", "sandbox", flags)
 
 
 @app.command

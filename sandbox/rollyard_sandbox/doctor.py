@@ -8,6 +8,7 @@ import platform
 import sys
 from typing import Any
 
+from rollyard_sandbox import attack
 from rollyard_sandbox.image import ImageError
 from rollyard_sandbox.jail import JailError, nsjail_binary
 from rollyard_sandbox.machine import open_machine
@@ -65,13 +66,19 @@ def _table(facts: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Exit code 0: every layer works; 1: something is missing."""
+    """Exit code 0: every layer works, every attempt was held; 1: something is missing."""
     parser = argparse.ArgumentParser(
         prog="rollyard doctor", description="Try every sandbox layer on this machine."
     )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument("--attack", action="store_true", help="try to get out of the sandbox")
     options = parser.parse_args()
-    facts = asyncio.run(examine(WorkerSettings(slots=2, templates="bare")))
+    settings = WorkerSettings(slots=2, templates="bare")
+    if options.attack:
+        facts = asyncio.run(attack.examine(settings))
+        sys.stdout.write(attack.as_text(facts, as_json=options.json))
+        return 0 if facts["ok"] else 1
+    facts = asyncio.run(examine(settings))
     sys.stdout.write(json.dumps(facts, indent=2) + "\n" if options.json else _table(facts))
     return 0 if facts["ok"] else 1
 

@@ -223,3 +223,33 @@ def test_verifiers_toolset(url: str) -> None:
     assert (name, text) == ("python", "9")
     assert description is not None
     assert description.startswith("Run a Python program")
+
+
+def test_llamaindex_takes_the_functions(url: str) -> None:
+    from llama_index.core.tools import FunctionTool
+
+    tool = FunctionTool.from_defaults(fn=PythonTool().python, async_fn=AsyncPythonTool().python)
+    assert tool.metadata.name == "python"
+    assert tool.metadata.get_parameters_dict()["required"] == ["code"]
+    assert tool.call(code="1 + 1").content == "2"
+    assert asyncio.run(tool.acall(code="print(2)")).content == "2"
+
+
+def test_e2b_reads_our_events(url: str) -> None:
+    import httpx2
+    from e2b_code_interpreter.models import Execution, parse_output
+
+    transport = httpx2.HTTPTransport(uds=url.removeprefix("unix://"))
+    with httpx2.Client(transport=transport, base_url="http://service") as http:
+
+        def execute(code: str) -> Execution:
+            execution = Execution()
+            for line in http.post("/execute", json={"code": code}).text.splitlines():
+                parse_output(execution, line)
+            return execution
+
+        good = execute("print('a')\n2 + 3")
+        assert (good.text, good.logs.stdout, good.error) == ("5", ["a\n"], None)
+        bad = execute("1 / 0")
+        assert bad.error is not None
+        assert (bad.error.name, bad.error.value) == ("ZeroDivisionError", "division by zero")

@@ -1,5 +1,6 @@
 """What the dialects' clients hear when the service is busy or away: what they try again on."""
 
+import asyncio
 import base64
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -7,7 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from gateway_pool import PlayWorker
+from gateway_pool import PlayWorker, pool, until
 
 from rollyard_queue.embedded import EmbeddedServer
 from rollyard_queue.records import QueuedRun
@@ -104,6 +105,16 @@ async def test_queue_away() -> None:
         assert await reasons(client, "/run/long-batch") == {"queue_timeout"}
         assert (await client.get("/status")).status_code == 503
         assert (await client.get("/ping")).status_code == 200
+
+
+async def test_caller_that_hangs_up_has_its_batch_cancelled() -> None:
+    runs = [{"type": "python", "solution": "hold"} for _ in range(150)]
+    async with pool() as one, one.gateway.client() as client:
+        call = asyncio.create_task(client.post("/run/long-batch", json={"submissions": runs}))
+        await until(lambda: len(one.worker.started) == 150)
+        call.cancel()
+        await until(lambda: len(one.worker.cancelled) == 150)
+        assert not one.worker.started
 
 
 async def test_key_in_the_url(server: EmbeddedServer) -> None:

@@ -11,12 +11,12 @@ from uuid import uuid4
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from rollyard.types import RunRequest, RunResult
 from rollyard_queue.base import Queue, QueueUnavailable
-from rollyard_service.dialects.runner import Busy, DialectRunner, checked, stderr_of
+from rollyard_service.dialects.runner import Busy, DialectRunner, checked, malformed, stderr_of
 from rollyard_service.refusal import Refusal, unavailable
 
 EXECUTION_S = 10.0
@@ -141,8 +141,11 @@ class CodeJudgeRoutes:
 
         todo = batch.submissions
         chunks = [todo[start : start + CHUNK] for start in range(0, len(todo), CHUNK)]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(judged(chunk)) for chunk in chunks]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(judged(chunk)) for chunk in chunks]
+        except* ClientDisconnect:
+            raise ClientDisconnect from None
         results = [judgement for task in tasks for judgement in task.result()]
         return {"sub_id": batch.sub_id or str(uuid4()), "results": results}
 
@@ -178,6 +181,8 @@ class CodeJudgeRoutes:
     def _run_request(self, submission: Submission, life_s: float) -> RunRequest:
         limits = self._runner.limits(timeout_s=min(EXECUTION_S, self._runner.longest_s))
         expected = len((submission.expected_output or "").encode("utf-8", "replace"))
+        if 2 * expected > self._runner.largest_output_bytes:
+            raise malformed("expected_output", "larger than what is kept of an output")
         if 2 * expected > limits.output_bytes:  # what is compared must have been kept
             limits = self._runner.limits(timeout_s=limits.timeout_s, output_bytes=2 * expected)
         return checked(

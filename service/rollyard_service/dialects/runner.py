@@ -79,6 +79,11 @@ class DialectRunner:
         """The server's maximum for a run's wall clock."""
         return self._intake.ceilings.timeout_s
 
+    @property
+    def largest_output_bytes(self) -> int:
+        """The server's maximum for what is kept of a stream."""
+        return self._intake.ceilings.output_bytes
+
     def limits(self, **named: float) -> Limits:
         """Limits with those named, and the others as far as the server allows.
 

@@ -74,6 +74,11 @@ def test_output_is_cut_to_1000_characters_and_compared_whole(http: httpx2.Client
     assert not submit(http, "/run", solution=solution, expected_output=long + "x")["success"]
 
 
+def test_what_cannot_be_compared_is_not_judged(http: httpx2.Client) -> None:
+    result = submit(http, "/run", solution="print(1)", expected_output="x" * 5_000_000)
+    assert (result["success"], result["reason"]) == (False, "invalid_input")
+
+
 def test_a_program_that_fails(http: httpx2.Client) -> None:
     result = submit(http, "/run", solution="\n\nraise KeyError('k')", expected_output="")
     assert (result["success"], result["run_success"], result["reason"]) == (False, False, "")

@@ -63,6 +63,8 @@ class Slot:
         self._sock = sock
         self._uid = uid
         self._begun = mmap.mmap(-1, mmap.PAGESIZE)
+        self._program = 0
+        self._orphans_cpu_s = 0.0
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         core_bytes = _core_limit()
@@ -80,6 +82,7 @@ class Slot:
             _, hard = resource.getrlimit(what)
             lowered = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
             resource.setrlimit(what, (lowered, lowered))
+        signal.signal(signal.SIGCHLD, self._reap_orphans)
         kernel.close_capabilities()
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if filter.supported():
@@ -103,7 +106,8 @@ class Slot:
         disk_bytes, pids, flags = ORDER.unpack(order)
         self._begun[0] = 0
         started, own = time.monotonic_ns(), time.process_time_ns()
-        pid = os.fork()
+        self._program, self._orphans_cpu_s = 0, 0.0
+        self._program = pid = os.fork()
         if pid == 0:
             try:
                 job = programs.read_job(descriptors[0])
@@ -119,8 +123,10 @@ class Slot:
         for end in descriptors[1:4]:
             os.close(end)
         stopped = self._until_end(pid)
+        self._program = 0
         wall_us = (time.monotonic_ns() - started) // 1000
         status, cpu_s = _kill_and_reap(pid)
+        cpu_s += self._orphans_cpu_s
         if flags & COMPILE and status == 0 and not stopped:
             clean = True  # its product is what the next order runs
         else:
@@ -146,6 +152,20 @@ class Slot:
         finally:
             self._poll.unregister(pidfd)
             os.close(pidfd)
+
+    def _reap_orphans(self, *_: object) -> None:
+        """On SIGCHLD: wait for what the program left to us, as any init does.
+
+        The program itself is left for _kill_and_reap, which tells how it ended.
+        """
+        if not self._program:
+            return
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid == self._program:
+                    return
+                usage = os.wait4(ended.si_pid, os.WNOHANG)[2]
+                self._orphans_cpu_s += usage.ru_utime + usage.ru_stime
 
     def _tidy(self, fetch: list[int]) -> bool:
         """Make the box as it was; True when the kernel's counts say that it is.

@@ -33,6 +33,7 @@ async def examine(settings: WorkerSettings) -> dict[str, Any]:
                 {
                     "name": layer.name,
                     "works": layer.works,
+                    "required": layer.required,
                     "what": layer.what,
                     "detail": layer.detail,
                 }
@@ -52,9 +53,9 @@ def _table(facts: dict[str, Any]) -> str:
     lines.append(f"nsjail   {facts.get('nsjail', 'not found')}")
     lines.append("")
     for layer in facts["layers"]:
-        mark = "works  " if layer["works"] else "MISSING"
+        mark = "works" if layer["works"] else "MISSING" if layer["required"] else "absent"
         detail = f" ({layer['detail']})" if layer["detail"] else ""
-        lines.append(f"{mark}  {layer['name']:<18} {layer['what']}{detail}")
+        lines.append(f"{mark:<7}  {layer['name']:<18} {layer['what']}{detail}")
     lines += ["", *facts["notes"]]
     if problem := facts.get("problem"):
         lines.append(f"No jail can run here: {problem}")

@@ -27,7 +27,7 @@ class Machine:
 
     @property
     def missing(self) -> list[str]:
-        return [layer.name for layer in self.layers if not layer.works]
+        return [layer.name for layer in self.layers if layer.required and not layer.works]
 
 
 @contextlib.asynccontextmanager

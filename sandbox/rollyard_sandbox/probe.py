@@ -29,6 +29,11 @@ def fails(action):
     except OSError:
         return True
     return False
+def refusal(action):
+    try:
+        action()
+    except OSError as error:
+        return error.errno
 lines = open("/proc/self/status").read().splitlines()
 status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 processes = [name for name in os.listdir("/proc") if name.isdigit()]
@@ -49,6 +54,7 @@ print(json.dumps({
     "seccomp_tree": int(status.get("Seccomp_filters", "0")) >= 1 and refused(321, 0, 0, 0),
     "seccomp_slot": int(status.get("Seccomp_filters", "0")) >= 2
         and refused(272, 0x10000000) and refused(165, 0, 0, 0, 0, 0) and refused(425, 1, 0),
+    "landlock": refusal(lambda: socket.create_connection(("192.0.2.1", 9), 0.5)) == errno.EACCES,
     "descriptors": all(fails(lambda n=n: os.fstat(n)) for n in range(3, 256)),
     "rlimits": resource.getrlimit(resource.RLIMIT_CORE)[1] == 0
         and resource.getrlimit(resource.RLIMIT_NOFILE)[1] <= 1024
@@ -82,6 +88,7 @@ WHAT = {
     "no_new_privileges": "no new privileges",
     "seccomp_tree": "system-call filter of the whole tree",
     "seccomp_slot": "stricter system-call filter of the slot",
+    "landlock": "Landlock, a second wall: no writing outside the box, no TCP (Linux 6.7 and newer)",
     "descriptors": "no descriptor but 0, 1 and 2",
     "rlimits": "resource limits",
     "tmpfs": "private file system with a size",
@@ -91,11 +98,19 @@ WHAT = {
 }
 
 
+OPTIONAL = frozenset({"landlock"})
+
+
 @dataclass(frozen=True)
 class Layer:
     name: str
     works: bool
     detail: str = ""
+
+    @property
+    def required(self) -> bool:
+        """False for a second wall, behind which the first one stands."""
+        return self.name not in OPTIONAL
 
     @property
     def what(self) -> str:

@@ -8,6 +8,7 @@
     hooks      what libraries hook into fork and exit, kept aside
     box        the run's private file system: files in, files out, proof that it is empty again
     filter     the child's system-call filter
+    landlock   a second wall, where the kernel has it
     kernel     the few kernel calls that the standard library lacks
     protocol   messages between worker and PID 1
 

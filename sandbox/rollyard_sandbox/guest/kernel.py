@@ -19,6 +19,11 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
+def syscall(number: int, *arguments: object) -> int:
+    """A system call that libc has no function for; -1 and ctypes.get_errno() on failure."""
+    return int(_libc.syscall(number, *arguments))
+
+
 def mount(source: str, target: str, fstype: str, flags: int, options: str) -> None:
     """mount(2); raises OSError."""
     done = _libc.mount(

@@ -17,7 +17,7 @@ import time
 import traceback
 from typing import NoReturn
 
-from . import box, child, filter, kernel, programs
+from . import box, child, filter, kernel, landlock, programs
 from .protocol import (
     ADOPTED,
     COMPILE,
@@ -85,6 +85,7 @@ class Slot:
         signal.signal(signal.SIGCHLD, self._reap_orphans)
         kernel.close_capabilities()
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        landlock.restrict()
         if filter.supported():
             kernel.install_filter(filter.program())
         sock.send(READY)

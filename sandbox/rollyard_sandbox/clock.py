@@ -68,6 +68,20 @@ def cpu_and_wait_s(pids: list[int]) -> tuple[float, float]:
     return used_s, waited_s
 
 
+def memory_bytes(pids: list[int]) -> int:
+    """Memory that processes have for themselves, and their part of shared memory and files.
+
+    Pages that they merely share with the template do not count, as in a control group.
+    """
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in (_PROC / f"{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith(("Private_Dirty:", "SwapPss:", "Pss_Shmem:")):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
 def descendants(pid: int) -> list[int]:
     """All processes below ``pid``; for machines where no control group lists them."""
     found = [pid]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rollyard_queue.records import RunSpec
+from rollyard_sandbox import clock
 from rollyard_sandbox.clock import Clock
 from rollyard_sandbox.guest.protocol import (
     BEGUN,
@@ -30,6 +31,7 @@ from rollyard_sandbox.slots import Slot, SlotLost
 _READ_BYTES = 65536
 # Most programs have ended by then and are read once; until then a pipe holds 64 KiB.
 _FIRST_READ_S = 0.002
+_MEMORY_LOOK_S = 0.05
 _STOP_PATIENCE_S = 20.0  # PID 1 needs milliseconds to end a program; then it hangs itself
 
 
@@ -119,7 +121,8 @@ class Execution:
         try:
             # The compiler has a clock of its own; CPU is the program's.
             self._clock = Clock(timeout_s, None if flags & COMPILE else limits.cpu_s)
-            order = ORDER.pack(limits.disk_bytes, limits.pids, flags)
+            data_bytes = 0 if self._slot.has_group else limits.memory_bytes
+            order = ORDER.pack(limits.disk_bytes, data_bytes, limits.pids, flags)
             ending = self._slot.order(order, descriptors)
         finally:
             for given in descriptors[1:4]:
@@ -129,6 +132,8 @@ class Execution:
                 self._loop.call_later(_FIRST_READ_S, self._start_reading),
                 self._loop.call_later(self._clock.first_look_s(), self._look),
             ]
+            if not self._slot.has_group:
+                self._watch_memory()
             self._feed()
             ended = _decode(await ending)
             self._drain()
@@ -222,6 +227,14 @@ class Execution:
         if group_s is None:
             return ended.waited_for_ms
         return round(max(ended.waited_for_ms, group_s * 1e3 - ended.own_ms), 3)
+
+    def _watch_memory(self) -> None:
+        """Without a control group: measure all processes together, twenty times a second."""
+        if clock.memory_bytes(self._slot.pids()) > self._spec.limits.memory_bytes:
+            self.stop("memory")
+        else:
+            self._timers.append(self._loop.call_later(_MEMORY_LOOK_S, self._watch_memory))
+            del self._timers[2:-1]  # those that have fired
 
     # Report -----------------------------------------------------------------------------------
 

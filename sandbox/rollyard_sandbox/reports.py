@@ -11,6 +11,7 @@ _KILLED_MESSAGES = {
     "cpu_timeout": "CPU limit of {cpu_s} s reached",
     "output_limit": "more than {output_bytes} bytes of output on one stream",
     "cancelled": "cancelled by the caller",
+    "memory": "memory limit of {memory_bytes} bytes reached (measured from outside)",
 }
 
 

@@ -86,6 +86,11 @@ class Slot:
         return cls(ours, template=template, number=number, disk_bytes=disk_bytes, pid=pid,
                    pidfd=pidfd, leaf=leaf, owner=owner)  # fmt: skip
 
+    @property
+    def has_group(self) -> bool:
+        """False where the machine has no control groups, and limits are watched from outside."""
+        return self._leaf is not None
+
     def begin(self, memory_bytes: int, pids: int) -> None:
         """Set the limits of the next run.
 

@@ -23,7 +23,7 @@ import types
 import weakref
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from . import box, hooks, kernel
 from .boot import STARTUP_MODULES
@@ -57,7 +57,16 @@ ENVIRONMENT = {
 }
 
 
-def confine(disk_bytes: int, pids: int, uid: int, streams: list[int]) -> None:
+class Limits(NamedTuple):
+    """What a program's own process is limited to; the rest is its control group's."""
+
+    disk_bytes: int
+    data_bytes: int
+    """Private memory of each process beyond the template's; 0: a control group limits it."""
+    pids: int
+
+
+def confine(limits: Limits, uid: int, streams: list[int]) -> None:
     """Become the program's user with its limits and nothing of PID 1's.
 
     Order matters: what needs privilege comes before the user changes.
@@ -70,8 +79,11 @@ def confine(disk_bytes: int, pids: int, uid: int, streams: list[int]) -> None:
     adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(adjust, _OOM_FIRST)
     os.close(adjust)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (disk_bytes, disk_bytes))
-    resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
+    if limits.data_bytes:
+        data = limits.data_bytes + _data_bytes()
+        resource.setrlimit(resource.RLIMIT_DATA, (data, data))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.disk_bytes, limits.disk_bytes))
+    resource.setrlimit(resource.RLIMIT_NPROC, (limits.pids, limits.pids))
     os.umask(0o022)
     os.setgroups(())
     os.setresgid(uid, uid, uid)
@@ -81,6 +93,12 @@ def confine(disk_bytes: int, pids: int, uid: int, streams: list[int]) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     os.chdir(box.WORK)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _data_bytes() -> int:
+    """Private memory that this process has mapped already: the template's."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[5]) * mmap.PAGESIZE
 
 
 class Become(BaseException):

@@ -7,9 +7,9 @@ contents pass it by, in a sealed file that the child reads and in pipes that the
 
 import struct
 
-ORDER = struct.Struct("<QIB")
-"""disk_bytes, pids, flags; with the descriptors job, stdin, stdout, stderr and, to FETCH, a file
-for what is fetched."""
+ORDER = struct.Struct("<QQIB")
+"""disk_bytes, data_bytes (0 where a control group limits memory), pids, flags; with the
+descriptors job, stdin, stdout, stderr and, to FETCH, a file for what is fetched."""
 
 COMPILE, COMPILED, FETCH = 1, 2, 4
 """Run the compiler and keep the box; run what it made; collect files afterwards."""

@@ -104,7 +104,7 @@ class Slot:
 
     def _run(self, order: bytes, descriptors: list[int]) -> bool:
         """Run one program and report; False when the slot cannot serve another."""
-        disk_bytes, pids, flags = ORDER.unpack(order)
+        disk_bytes, data_bytes, pids, flags = ORDER.unpack(order)
         self._begun[0] = 0
         started, own = time.monotonic_ns(), time.process_time_ns()
         self._program, self._orphans_cpu_s = 0, 0.0
@@ -112,7 +112,8 @@ class Slot:
         if pid == 0:
             try:
                 job = programs.read_job(descriptors[0])
-                child.confine(disk_bytes, pids, self._uid, descriptors[1:4])
+                limits = child.Limits(disk_bytes, data_bytes, pids)
+                child.confine(limits, self._uid, descriptors[1:4])
                 # Its descriptor is closed; the object must not close the number once more.
                 self._sock.detach()
                 programs.start(job, flags, self._begun)

@@ -246,6 +246,7 @@ class Execution:
         if passed and killed is None and self._spec.on_output_limit == "stop":
             killed = "output_limit"  # it ended before we looked; the verdict is the same
         if ended.begun != BEGUN and killed is None and ended.begun != REFUSED:
+            self._slot.usable = False  # the cause may be in the slot
             text = f"the program could not be started: {stderr.text()}"
             raise SlotLost(text, self._slot.evidence())
         collected = _collected(fetched) if fetched >= 0 else _Collected()

@@ -108,6 +108,9 @@ class Slot:
     def order(self, order: bytes, descriptors: list[int]) -> asyncio.Future[bytes]:
         """Start a program; the future is its report, or SlotLost."""
         self._ending = self._loop.create_future()
+        if not self.usable:  # heard of between two orders; nobody will hear of it again
+            self._lose("slot was lost before its order")
+            return self._ending
         try:
             socket.send_fds(self._sock, [order], descriptors)
         except OSError as error:

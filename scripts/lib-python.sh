@@ -90,16 +90,21 @@ install_system_libraries() {
     packages+=("$package")
   done
   say "nsjail needs ${packages[*]}"
+  install_packages "${packages[@]}"
+}
+
+# install_packages NAME…: Debian packages, as root or with sudo.
+install_packages() {
   local -a as_root=()
   if [ "$(id -u)" -ne 0 ]; then
-    sudo -n true 2>/dev/null || [ -t 0 ] || die "run as root: apt-get install ${packages[*]}"
+    sudo -n true 2>/dev/null || [ -t 0 ] || die "run as root: apt-get install $*"
     as_root=(sudo)
   fi
-  command -v apt-get >/dev/null || die "install the equivalent of Debian's ${packages[*]}"
+  command -v apt-get >/dev/null || die "install the equivalent of Debian's $*"
   local -a install=(env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet
-    --no-install-recommends "${packages[@]}")
+    --no-install-recommends "$@")
   "${as_root[@]}" "${install[@]}" >/dev/null 2>&1 || {
     "${as_root[@]}" apt-get update --quiet >/dev/null
     "${as_root[@]}" "${install[@]}" >/dev/null
-  } || die "could not install ${packages[*]}"
+  } || die "could not install $*"
 }

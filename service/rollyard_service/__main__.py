@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 import sys
 
 from pydantic import ValidationError
@@ -51,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"rollyard_service: {error}", file=sys.stderr)  # noqa: T201
         return 2
+    # A connection for each caller: the usual soft limit of 1024 would refuse the rest.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     server.run()
     return 0
 

@@ -18,6 +18,7 @@ from rollyard_sandbox.execution import Execution
 from rollyard_sandbox.gate import PLACES_FOR_EACH_CORE, StartGate
 from rollyard_sandbox.jail import JailError
 from rollyard_sandbox.metrics import WorkerMetrics
+from rollyard_sandbox.outbox import Outbox
 from rollyard_sandbox.pool import Pool
 from rollyard_sandbox.slots import SlotLost
 
@@ -27,11 +28,8 @@ _WAIT_S = 1.0
 _ANNOUNCE_S = 2.0
 _ANNOUNCE_TTL_S = 8.0
 _BACK_OFF_S = 0.5
-_FINISH_PATIENCE_S = 60.0
 # A slot that served before, then two new ones: a template that dies takes clones with it.
 _TRIES = (False, True, True)
-_MESSAGE_BYTES = 8 * 1024 * 1024
-_MAX_WAITING_BYTES = 64 * 1024 * 1024
 # Claimed but not started: enough to keep the cores busy between two claims, few enough that
 # another worker's free core finds work in the queue.
 _PREFETCH_FOR_EACH_CORE = 4
@@ -79,8 +77,7 @@ class Worker:
         self._prefetch = _PREFETCH_FOR_EACH_CORE * cores
         self._running: dict[str, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._finished: list[FinishedRun] = []
-        self._has_finished = asyncio.Event()
+        self._outbox = Outbox(queue, worker_id)
         self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
 
@@ -96,7 +93,7 @@ class Worker:
             asyncio.create_task(self._every(self._lease_s / 3, self._renew)),
             asyncio.create_task(self._every(self._lease_s / 2, self._reap)),
         ]
-        reporter = asyncio.create_task(self._report())
+        sending = asyncio.create_task(self._outbox.run())
         try:
             await self._serve()
             await self._drain()
@@ -106,8 +103,8 @@ class Worker:
             await asyncio.gather(*beats, return_exceptions=True)
             with contextlib.suppress(QueueError):
                 await self._queue.retire(self._id)
-            self._has_finished.set()
-            await reporter
+            self._outbox.close()
+            await sending
 
     # Taking work ------------------------------------------------------------------------------
 
@@ -131,7 +128,7 @@ class Worker:
 
     def _room(self) -> int:
         """How many more runs to claim; none while results wait for a slow queue."""
-        if sum(len(finished.result) for finished in self._finished) > _MAX_WAITING_BYTES:
+        if self._outbox.full:
             return 0
         return min(self._slots - len(self._running), self._prefetch - self._gate.waiting)
 
@@ -182,8 +179,7 @@ class Worker:
         if self._running.get(delivery.run_id) is running:
             del self._running[delivery.run_id]
         self._freed.set()
-        self._finished.append(FinishedRun(delivery.run_id, delivery.attempt, result))
-        self._has_finished.set()
+        self._outbox.put(FinishedRun(delivery.run_id, delivery.attempt, result))
 
     async def _result(self, running: _Running) -> bytes:
         delivery = running.delivery
@@ -271,49 +267,6 @@ class Worker:
                 message=message,
             )
         )
-
-    # Reporting --------------------------------------------------------------------------------
-
-    async def _report(self) -> None:
-        """Send what has finished; while one batch is on its way the next one gathers."""
-        while True:
-            await self._has_finished.wait()
-            self._has_finished.clear()
-            batch = self._next_batch()
-            if self._finished:
-                self._has_finished.set()
-            if not batch:
-                if self._stopping.is_set() and not self._tasks:
-                    return
-                continue
-            await self._send(batch)
-            if self._stopping.is_set():
-                self._has_finished.set()
-
-    def _next_batch(self) -> list[FinishedRun]:
-        """What goes out next: all that has finished, or as much as one message should carry."""
-        size = 0
-        for count, finished in enumerate(self._finished):
-            size += len(finished.result)
-            if count and size > _MESSAGE_BYTES:
-                break
-        else:
-            count = len(self._finished)
-        batch, self._finished = self._finished[:count], self._finished[count:]
-        return batch
-
-    async def _send(self, batch: list[FinishedRun]) -> None:
-        deadline = time.monotonic() + _FINISH_PATIENCE_S
-        while True:
-            try:
-                await self._queue.finish(self._id, batch)
-                return
-            except QueueError as error:
-                if time.monotonic() > deadline:
-                    # Their leases end and others run them again; nothing is lost, only late.
-                    log.error("finish.given_up", extra={"runs": len(batch), "reason": str(error)})
-                    return
-                await asyncio.sleep(_BACK_OFF_S)
 
     # Heartbeats -------------------------------------------------------------------------------
 

@@ -68,6 +68,16 @@ def cpu_and_wait_s(pids: list[int]) -> tuple[float, float]:
     return used_s, waited_s
 
 
+def any_runnable(pids: list[int]) -> bool:
+    """True if a thread of these has a core or waits for one (state R), or for a disk (D)."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for task in (_PROC / f"{pid}/task").iterdir():
+                if (task / "stat").read_bytes().rpartition(b") ")[2][:1] in (b"R", b"D"):
+                    return True
+    return False
+
+
 def memory_bytes(pids: list[int]) -> int:
     """Memory that processes have for themselves, and their part of shared memory and files.
 

@@ -132,6 +132,11 @@ class Slot:
             return None
         return max(0.0, self._leaf.cpu_s() - self._before.cpu_s)
 
+    def computes(self) -> bool:
+        """False when the program is there and all its threads sleep."""
+        pids = self.pids()
+        return not pids or clock.any_runnable(pids)
+
     def pids(self) -> list[int]:
         """Host pids of the run's processes, without PID 1."""
         pids = self._leaf.pids() if self._leaf is not None else clock.descendants(self.pid)

@@ -221,6 +221,7 @@ class Worker:
                 if running.stopped:
                     report, evidence = reports.SlotReport(killed="cancelled"), reports.Evidence()
                 else:
+                    place.watch(slot.computes)
                     running.execution = Execution(slot, spec, running.delivery.payload)
                     report, evidence = await running.execution.run()
             finally:

@@ -20,6 +20,7 @@ PROMISES = {
     "wall.capabilities": "a program has no capability in any set",
     "wall.no_new_privileges": "a program cannot gain privileges by executing anything",
     "wall.seccomp_tree": "kernel interfaces that nothing needs are refused to the whole jail",
+    "wall.landlock": "Landlock refuses TCP and writing outside the box a second time",
     "wall.seccomp_slot": "a program gets no namespace, mount, tracing, key ring or io_uring",
     "wall.descriptors": "a program has the descriptors 0, 1 and 2, and no other",
     "wall.rlimits": "resource limits bound what a process takes beside memory",

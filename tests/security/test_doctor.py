@@ -35,6 +35,12 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+async def _failing() -> list[str]:
+    """Every layer that does not work, required or not."""
+    async with open_machine(SETTINGS, say=lambda _: None) as machine:
+        return [layer.name for layer in machine.layers if not layer.works]
+
+
 async def _missing() -> list[str]:
     async with open_machine(SETTINGS, say=lambda _: None) as opened:
         assert {layer.name for layer in opened.layers} == WHAT.keys()
@@ -117,10 +123,13 @@ def _no_rlimits(patch: Patch, tmp: Path) -> None:
     _guest(patch, tmp, "slot.py", "resource.setrlimit(what, (lowered, lowered))", "pass")
 
 
+def _no_landlock(patch: Patch, tmp: Path) -> None:
+    _guest(patch, tmp, "slot.py", "landlock.restrict()", "pass")
+
+
 def _no_process_limit(patch: Patch, tmp: Path) -> None:
-    _guest(
-        patch, tmp, "child.py", "resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))", "pass"
-    )
+    line = "resource.setrlimit(resource.RLIMIT_NPROC, (limits.pids, limits.pids))"
+    _guest(patch, tmp, "child.py", line, "pass")
 
 
 def _no_size(patch: Patch, tmp: Path) -> None:
@@ -184,6 +193,13 @@ REMOVED: dict[Callable[[Patch, Path], None], str] = {
 @requirement("doctor.sees")
 def test_nothing_is_missing_here() -> None:
     assert asyncio.run(_missing()) == []
+
+
+@requirement("doctor.sees", "wall.landlock")
+def test_a_missing_second_wall_is_told_and_forgiven(monkeypatch: Patch) -> None:
+    with tempfile.TemporaryDirectory(dir=SETTINGS.state_dir, prefix="test-") as tmp:
+        _no_landlock(monkeypatch, Path(tmp))
+        assert asyncio.run(_failing()) == ["landlock"]
 
 
 @requirement("doctor.sees")

@@ -13,6 +13,7 @@ from programs import ran, run, running
 from requirements import requirement
 
 from rollyard.types import MIB, Limits
+from rollyard_sandbox.guest import landlock
 
 NAMESPACES = ("user", "mnt", "pid", "ipc", "net", "uts", "cgroup")
 
@@ -222,6 +223,17 @@ inner = "print([l.split()[1] for l in open('/proc/self/status') if l.startswith(
 print(subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True).stdout, end="")
 """
     assert ran(service, code) == "2 True\n['2', '2']\n"
+
+
+@requirement("wall.landlock")
+def test_landlock_refuses_before_the_network_namespace_does(service: Service) -> None:
+    code = """
+import socket
+address = ("192.0.2.1", 9)
+print(tried(socket.create_connection, address, 0.5), tried(open, "/dev/null", "w"))
+"""
+    refusal = "EACCES" if landlock.version() >= 4 else "ENETUNREACH"
+    assert ran(service, code) == f"{refusal} allowed\n"
 
 
 @requirement("wall.descriptors")

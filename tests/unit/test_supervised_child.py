@@ -68,8 +68,8 @@ def test_stop_kills_a_child_that_does_not_obey_and_its_whole_group() -> None:
         child = _child(
             "import os, signal, time\n"
             "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-            "os.fork()\n"
-            "print('ready', flush=True)\n"
+            "if os.fork():\n"  # one of the two speaks: unbuffered, their lines could mix
+            "    print('ready', flush=True)\n"
             "signal.pause()"
         )
         await child.start()

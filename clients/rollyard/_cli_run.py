@@ -11,7 +11,13 @@ from pydantic import ValidationError
 
 from rollyard._cli_serve import complain, require_extra
 from rollyard._client import Client
-from rollyard.errors import BadRequest, PayloadTooLarge, RollyardError, TransportError
+from rollyard.errors import (
+    BadRequest,
+    PayloadTooLarge,
+    RollyardError,
+    TransportError,
+    Unauthorized,
+)
 from rollyard.local import local
 from rollyard.types import Limits, RunResult, Template
 
@@ -47,7 +53,7 @@ def run_program(options: RunOptions) -> int:
         limits = _limits(options)
         with _client(options) as client:
             result = client.run(code, stdin=stdin, limits=limits, template=options.template)
-    except (_UsageError, BadRequest, PayloadTooLarge) as error:
+    except (_UsageError, BadRequest, PayloadTooLarge, Unauthorized) as error:
         complain(str(error))
         return USAGE
     except TransportError as error:
@@ -146,6 +152,6 @@ def _summary(result: RunResult) -> str:
         parts.append("output truncated")
     if result.degraded:
         parts.append(f"DEGRADED: without {', '.join(result.degraded)}")
-    if result.message:
+    if result.message and result.outcome not in ("error", "signal"):  # said above
         parts.append(result.message)
     return ", ".join(parts)

@@ -25,7 +25,7 @@ _HELP = """Run the Python that RL rollouts write: jailed, batched, truthful abou
 
 Exit codes of every command: 0 done; 2 wrong usage; 3 a fault on our side (no service, a missing
 part, a machine that cannot give a sandbox layer); 130 interrupted. `rollyard run` adds 1: the
-program itself failed.
+program itself failed; `rollyard doctor` 1: something is missing or was not held.
 """
 
 app = App(
@@ -39,7 +39,7 @@ app = App(
 _Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 _Count = Annotated[int, Parameter(validator=Number(gte=1))]
 _Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
-TemplateName = Literal["auto", "bare", "science"]
+TemplateName = Literal["auto", "bare", "science", "plot"]
 
 
 @app.command
@@ -82,7 +82,7 @@ def up(
     slots
         Programs that run at once. Default: by the machine's cores.
     templates
-        Warm interpreters to offer, comma-separated: bare, science. Default: both.
+        Warm interpreters to offer, comma-separated: bare, science, plot. Default: all.
     allow_degraded
         Start although this machine cannot give every sandbox layer (see `rollyard doctor`).
     start_timeout_s
@@ -158,7 +158,7 @@ def worker(
     slots
         Programs that run at once. Default: by the machine's cores.
     templates
-        Warm interpreters to offer, comma-separated: bare, science. Default: both.
+        Warm interpreters to offer, comma-separated: bare, science, plot. Default: all.
     allow_degraded
         Start although this machine cannot give every sandbox layer (see `rollyard doctor`).
     """

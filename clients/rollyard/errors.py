@@ -53,7 +53,8 @@ class RunFailed(RollyardError):
     result: RunResult
 
     def __init__(self, result: RunResult) -> None:
-        detail = result.message or result.stderr.strip().rpartition("\n")[2]
+        said = result.stderr.strip().rpartition("\n")[2]
+        detail = said or result.message if result.outcome == "error" else result.message or said
         text = f"run {result.run_id} ended with {result.outcome}"
         super().__init__(f"{text}: {detail}" if detail else text, result=result)
 

@@ -187,7 +187,8 @@ def local(
 
     Args:
         slots: runs at once; None: as the worker decides from the machine's cores.
-        templates: warm interpreters to offer, of ``bare`` and ``science``; None: both.
+        templates: warm interpreters to offer, of ``bare``, ``science`` and ``plot``; None: all.
+            Libraries of those left out are not in the image.
         allow_degraded: start although the machine cannot give every sandbox layer.
         start_timeout_s: seconds until it must be ready, not counting the image.
 

@@ -36,7 +36,7 @@ def _settings() -> WorkerSettings:
     )
     parser.add_argument("--redis-url", help="redis://, rediss:// or unix:// of the queue's server")
     parser.add_argument("--slots", type=int, help="runs at once (default: 16 for each core)")
-    parser.add_argument("--templates", help="warm interpreters, comma separated: bare,science")
+    parser.add_argument("--templates", help="warm interpreters, comma separated: bare,science,plot")
     parser.add_argument(
         "--allow-degraded",
         action="store_true",
@@ -78,7 +78,6 @@ def _configure_logs() -> None:
 
 
 async def _serve(settings: WorkerSettings) -> int:
-    log = logging.getLogger("rollyard.worker")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -96,7 +95,6 @@ async def _serve(settings: WorkerSettings) -> int:
             lease_s=settings.lease_s, drain_s=settings.drain_s, degraded=machine.missing,
             metrics=WorkerMetrics(settings.slots),
         )  # fmt: skip
-        log.info("worker.ready", extra={"slots": settings.slots, "templates": settings.templates})
         serving = asyncio.create_task(worker.run())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

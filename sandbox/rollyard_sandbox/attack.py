@@ -125,5 +125,6 @@ def as_text(facts: dict[str, Any], *, as_json: bool) -> str:
     if problem := facts.get("problem"):
         lines.append(f"Nothing could be tried: {problem}")
     else:
-        lines.append(f"{len(facts['attempts'])} attempts, {through} not held.")
+        held = f"{through} not held" if through else "all held"
+        lines.append(f"{len(facts['attempts'])} attempts, {held}.")
     return "\n".join(lines) + "\n"

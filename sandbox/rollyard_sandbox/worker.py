@@ -87,7 +87,7 @@ class Worker:
 
     async def run(self) -> None:
         """Serve until stop()."""
-        await self._announce()
+        await self._join()
         beats = [
             asyncio.create_task(self._every(_ANNOUNCE_S, self._announce)),
             asyncio.create_task(self._every(self._lease_s / 3, self._renew)),
@@ -105,6 +105,18 @@ class Worker:
                 await self._queue.retire(self._id)
             self._outbox.close()
             await sending
+
+    async def _join(self) -> None:
+        """Announce this worker; a queue that is not there yet is waited for."""
+        while not self._stopping.is_set():
+            try:
+                await self._announce()
+            except QueueError as error:
+                log.warning("queue.unavailable", extra={"reason": str(error)})
+                await asyncio.sleep(_BACK_OFF_S)
+            else:
+                log.info("worker.ready", extra={"slots": self._slots, "worker_id": self._id})
+                return
 
     # Taking work ------------------------------------------------------------------------------
 

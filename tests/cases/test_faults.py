@@ -21,7 +21,7 @@ from typing import Any
 import httpx2
 import pytest
 from aftermath import Before, faults
-from cases.crew import LEASE_S, Crew, crew, until_true
+from cases.crew import SHORT_LEASE_S, Crew, crew, until_true
 from cases.evaluate import check
 from cases.mapping import Case, gateway_body, load_cases, observe
 from process_tree import until
@@ -215,7 +215,7 @@ def gw_013(case: Case) -> None:
             service.workers.remove(victim)
             return await under_way
 
-    with crew("killed", workers=2, slots=2) as service:
+    with crew("killed", workers=2, slots=2, lease_s=SHORT_LEASE_S) as service:
         answer = asyncio.run(play(service))
         assert differences(case.expect, [answer]) == []
         # Not merely one of the case's alternatives: another worker took it over, and it is said.
@@ -250,7 +250,7 @@ def gw_014(case: Case) -> None:
         began = time.monotonic()
         with victim.frozen():
             await reading
-            at_least_s = 2 * LEASE_S  # as long as it takes for the thaw to come late
+            at_least_s = 2 * SHORT_LEASE_S  # as long as it takes for the thaw to come late
             await asyncio.to_thread(until, lambda: time.monotonic() > began + at_least_s)
         # The late worker learns what it no longer holds, and serves on, alone.
         [other] = [one for one in service.workers if one is not victim]
@@ -262,7 +262,7 @@ def gw_014(case: Case) -> None:
         until_true(lambda: not service.programs_of(victim), 5)
         return time.monotonic() - began
 
-    with crew("frozen", workers=2, slots=4) as service:
+    with crew("frozen", workers=2, slots=4, lease_s=SHORT_LEASE_S) as service:
         wall_s = asyncio.run(play(service))
         assert wall_s <= case.expect["wall_s_max"]
         stats = service.client.stats()

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import msgspec
-
 from rollyard_queue.records import LimitsSpec, RunSpec
 from rollyard_sandbox.attempts import ATTEMPTS, Attempt
 from rollyard_sandbox.execution import Execution
@@ -91,7 +89,7 @@ async def _run(slot: Slot, code: str, *, stdin: str | None = None) -> SlotReport
         run_id="attack", code=code, stdin=stdin, files={}, fetch_files=["*"], limits=_LIMITS,
         template=slot.template, on_output_limit="truncate", job="attack",
     )  # fmt: skip
-    report, _ = await Execution(slot, spec, msgspec.json.encode(spec)).run()
+    report, _ = await Execution(slot, spec).run()
     return report
 
 

@@ -6,6 +6,7 @@ the next program and must not have seen it.
 
 import asyncio
 import contextlib
+import marshal
 import os
 from dataclasses import dataclass
 
@@ -59,10 +60,9 @@ class _Ended:
 class Execution:
     """Runs one request; stop() may be called at any time from the same loop."""
 
-    def __init__(self, slot: Slot, spec: RunSpec, payload: bytes) -> None:
+    def __init__(self, slot: Slot, spec: RunSpec) -> None:
         self._slot = slot
         self._spec = spec
-        self._payload = payload
         self._loop = asyncio.get_running_loop()
         self._reason: str | None = None
         self._timers: list[asyncio.TimerHandle] = []
@@ -91,7 +91,7 @@ class Execution:
         job = os.memfd_create("rollyard-job", os.MFD_CLOEXEC)
         fetched = os.memfd_create("rollyard-files", os.MFD_CLOEXEC) if self._fetches else -1
         try:
-            os.write(job, self._payload)
+            os.write(job, _job(self._spec))
             if self._spec.language == "cpp":
                 report = await self._step(job, -1, COMPILE, limits.compile_timeout_s, None)
                 if report.exit_code != 0 or report.killed:
@@ -265,6 +265,20 @@ class Execution:
             files=collected.files,
             left_out=collected.left_out,
         )
+
+
+def _job(spec: RunSpec) -> bytes:
+    """What the program's process reads (guest/programs.py)."""
+    return marshal.dumps(
+        {
+            "code": spec.code,
+            "files": spec.files,
+            "fetch_files": spec.fetch_files,
+            "language": spec.language,
+            "isolation": spec.isolation,
+            "echo_last": spec.echo_last,
+        }
+    )
 
 
 def _decode(message: bytes) -> _Ended:

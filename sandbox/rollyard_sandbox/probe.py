@@ -131,7 +131,7 @@ async def _run(pool: Pool, template: str, code: str, pids: int) -> tuple[SlotRep
     )  # fmt: skip
     slot = await pool.acquire(template, _DISK_BYTES)
     try:
-        return await Execution(slot, spec, msgspec.json.encode(spec)).run()
+        return await Execution(slot, spec).run()
     finally:
         await pool.release(slot)
 

@@ -234,7 +234,7 @@ class Worker:
                     report, evidence = reports.SlotReport(killed="cancelled"), reports.Evidence()
                 else:
                     place.watch(slot.computes)
-                    running.execution = Execution(slot, spec, running.delivery.payload)
+                    running.execution = Execution(slot, spec)
                     report, evidence = await running.execution.run()
             finally:
                 running.execution = None

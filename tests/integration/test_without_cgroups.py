@@ -48,7 +48,7 @@ async def verdict(
     )  # fmt: skip
     slot = await pool.acquire("bare", 64 * MIB)
     try:
-        report, evidence = await Execution(slot, spec, msgspec.json.encode(spec)).run()
+        report, evidence = await Execution(slot, spec).run()
     finally:
         await pool.release(slot)
     return *reports.judge(report, evidence, msgspec.structs.asdict(limits)), report

@@ -247,7 +247,7 @@ async def _plain_run(machine: Machine) -> reports.SlotReport:
     slot = await machine.pool.acquire("bare", DISK)
     try:
         spec = _spec("print('well')")
-        report, _ = await Execution(slot, spec, msgspec.json.encode(spec)).run()
+        report, _ = await Execution(slot, spec).run()
         return report
     finally:
         await machine.pool.release(slot)
@@ -323,7 +323,7 @@ async def _hear(
         spec = _spec("pass")
         try:
             async with asyncio.timeout(ANSWER_S):
-                execution = Execution(slot, spec, msgspec.json.encode(spec))
+                execution = Execution(slot, spec)
                 report, evidence = await execution.run()
         except SlotLost as lost:
             assert str(lost)

@@ -71,7 +71,6 @@ def confine(limits: Limits, uid: int, streams: list[int]) -> None:
 
     Order matters: what needs privilege comes before the user changes.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     for target, source in enumerate(streams):
         os.dup2(source, target, inheritable=True)

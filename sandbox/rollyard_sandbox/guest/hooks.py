@@ -62,7 +62,7 @@ def restore() -> None:
     for functions in _fork_hooks:
         _register_at_fork(**functions)
     # The one thing that the skipped hook would have done which a program can see.
-    sys.modules["threading"].main_thread()._set_native_id()
+    sys.modules["threading"]._main_thread._native_id = os.getpid()
 
 
 def _hooks_that_matter() -> list[Callable[[], object]]:

@@ -33,6 +33,7 @@ from .protocol import (
 
 _KILL_PATIENCE_S = 10.0
 _MAX_DESCRIPTORS = 5
+_SHORT_RUN_MS = 50
 _RLIMITS = (
     (resource.RLIMIT_MEMLOCK, 64 * 1024),
     (resource.RLIMIT_MSGQUEUE, 0),
@@ -82,7 +83,6 @@ class Slot:
             _, hard = resource.getrlimit(what)
             lowered = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
             resource.setrlimit(what, (lowered, lowered))
-        signal.signal(signal.SIGCHLD, self._reap_orphans)
         kernel.close_capabilities()
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         landlock.restrict()
@@ -107,7 +107,7 @@ class Slot:
         disk_bytes, data_bytes, pids, flags = ORDER.unpack(order)
         self._begun[0] = 0
         started, own = time.monotonic_ns(), time.process_time_ns()
-        self._program, self._orphans_cpu_s = 0, 0.0
+        self._orphans_cpu_s = 0.0
         self._program = pid = os.fork()
         if pid == 0:
             try:
@@ -125,7 +125,6 @@ class Slot:
         for end in descriptors[1:4]:
             os.close(end)
         stopped = self._until_end(pid)
-        self._program = 0
         wall_us = (time.monotonic_ns() - started) // 1000
         status, cpu_s = _kill_and_reap(pid)
         cpu_s += self._orphans_cpu_s
@@ -145,9 +144,14 @@ class Slot:
         pidfd = os.pidfd_open(pid)
         try:
             self._poll.register(pidfd, select.POLLIN)
-            for ready, _ in self._poll.poll():
-                if ready == pidfd:
-                    return False
+            events = self._poll.poll(_SHORT_RUN_MS)
+            if not events:  # only a longer run leaves orphans that it might count
+                signal.signal(signal.SIGCHLD, self._reap_orphans)
+                self._reap_orphans()
+                events = self._poll.poll()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if any(ready == pidfd for ready, _ in events):
+                return False
             if not self._sock.recv(MAX_MESSAGE_BYTES):
                 os._exit(0)  # the worker is gone: PID 1's end takes the whole slot with it
             return True
@@ -160,8 +164,6 @@ class Slot:
 
         The program itself is left for _kill_and_reap, which tells how it ended.
         """
-        if not self._program:
-            return
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid == self._program:

@@ -32,7 +32,7 @@ _BACK_OFF_S = 0.5
 _TRIES = (False, True, True)
 # Claimed but not started: enough to keep the cores busy between two claims, few enough that
 # another worker's free core finds work in the queue.
-_PREFETCH_FOR_EACH_CORE = 4
+_PREFETCH_FOR_EACH_CORE = 8
 _spec_decoder = msgspec.json.Decoder(RunSpec)
 
 
@@ -142,6 +142,8 @@ class Worker:
         """How many more runs to claim; none while results wait for a slow queue."""
         if self._outbox.full:
             return 0
+        if self._gate.waiting > self._prefetch // 2:
+            return 0  # a claim for one run costs as much as one for eight
         return min(self._slots - len(self._running), self._prefetch - self._gate.waiting)
 
     async def _wait(self) -> Notice:
@@ -151,20 +153,20 @@ class Worker:
         interrupted wait may have taken a wake-up with it: the queue asks for a claim then.
         """
         full = self._room() <= 0
-        self._freed.clear()
         wait = asyncio.create_task(self._queue.wait(self._id, for_work=not full, wait_s=_WAIT_S))
-        interrupts = [asyncio.create_task(self._stopping.wait())]
-        if full:
-            interrupts.append(asyncio.create_task(self._freed.wait()))
+        stop = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({wait, *interrupts}, return_when=asyncio.FIRST_COMPLETED)
-            if wait.done():
-                return wait.result()
-            return Notice(work=True)
+            while not (wait.done() or self._stopping.is_set() or (full and self._room() > 0)):
+                self._freed.clear()
+                freed = asyncio.create_task(self._freed.wait())
+                others = {stop, freed} if full else {stop}
+                await asyncio.wait({wait, *others}, return_when=asyncio.FIRST_COMPLETED)
+                freed.cancel()
+            return wait.result() if wait.done() else Notice(work=True)
         finally:
-            for task in (wait, *interrupts):
+            for task in (wait, stop):
                 task.cancel()
-            await asyncio.gather(wait, *interrupts, return_exceptions=True)
+            await asyncio.gather(wait, stop, return_exceptions=True)
 
     def _begin(self, delivery: Delivery) -> None:
         running = _Running(delivery)

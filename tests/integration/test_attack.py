@@ -32,7 +32,7 @@ def test_every_attempt_is_held_on_this_machine() -> None:
     assert len(facts["attempts"]) == len(ATTEMPTS) >= 25
     table = as_text(facts, as_json=False).splitlines()
     assert len(table) == len(ATTEMPTS) + 2
-    assert table[-1] == f"{len(ATTEMPTS)} attempts, 0 not held."
+    assert table[-1] == f"{len(ATTEMPTS)} attempts, all held."
 
 
 def test_where_nothing_can_be_tried_the_exit_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,11 @@ from rollyard_queue.records import RunSpec
 from rollyard_sandbox import clock
 from rollyard_sandbox.clock import Clock
 from rollyard_sandbox.guest.protocol import (
-    BEGUN,
     COMPILE,
     COMPILED,
     FETCH,
     MAX_FETCHED_BYTES,
+    NOT_BEGUN,
     ORDER,
     REFUSED,
     REPORT,
@@ -245,7 +245,7 @@ class Execution:
         passed = stdout.truncated or stderr.truncated
         if passed and killed is None and self._spec.on_output_limit == "stop":
             killed = "output_limit"  # it ended before we looked; the verdict is the same
-        if ended.begun != BEGUN and killed is None and ended.begun != REFUSED:
+        if ended.begun == NOT_BEGUN and killed is None:
             self._slot.usable = False  # the cause may be in the slot
             text = f"the program could not be started: {stderr.text()}"
             raise SlotLost(text, self._slot.evidence())

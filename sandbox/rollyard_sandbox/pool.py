@@ -89,7 +89,6 @@ class Pool:
         self._serial = 0
         self._starting = asyncio.Lock()
         self._room = asyncio.Semaphore(max_slots)
-        self.slots_made = 0
 
     async def start(self) -> None:
         """Start every template.
@@ -226,7 +225,6 @@ class Pool:
             raise
         finally:
             theirs.close()
-        self.slots_made += 1
         return slot
 
     async def _template(self, name: str) -> Template:

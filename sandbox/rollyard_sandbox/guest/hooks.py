@@ -71,7 +71,8 @@ def _hooks_that_matter() -> list[Callable[[], object]]:
 
 
 def _name(function: Callable[..., object]) -> tuple[str | None, str]:
-    return function.__module__, function.__qualname__
+    # A functools.partial has neither.
+    return getattr(function, "__module__", None), getattr(function, "__qualname__", "")
 
 
 def run_exit_callbacks() -> None:

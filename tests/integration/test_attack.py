@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from changed_guest import change_guest
 
-from rollyard_sandbox import jail
 from rollyard_sandbox.attack import as_text, attack
 from rollyard_sandbox.attempts import ATTEMPTS
 from rollyard_sandbox.settings import WorkerSettings
@@ -69,19 +68,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize("wall", WALLS)
 def test_a_missing_wall_is_seen(wall: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     file, old, new, wanted = WALLS[wall]
-    real = jail.guest_code
-
-    def changed(state_dir: Path) -> Path:
-        shutil.copytree(real(state_dir), folder, dirs_exist_ok=True)
-        path = next(folder.rglob(file))
-        text = path.read_text()
-        assert old in text, f"{file} has no {old!r} any more"
-        path.write_text(text.replace(old, new))
-        for place in (folder, *folder.rglob("*")):
-            place.chmod(0o755)
-        return folder
-
-    monkeypatch.setattr(jail, "guest_code", changed)
+    change_guest(monkeypatch, folder, file, old, new)
     verdicts = asyncio.run(attack(SETTINGS, say=lambda _: None))
     through = {one.name: one.detail for one in verdicts if not one.held}
     assert wanted <= through.keys(), through

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_guest import change_guest
 from live_service import Service
 from requirements import requirement
 
@@ -55,23 +55,6 @@ def _examine() -> list[str]:
         return list(WHAT)
 
 
-def _guest(patch: Patch, tmp: Path, file: str, old: str, new: str) -> None:
-    """Run guest code in which one line is another."""
-    real = jail.guest_code
-
-    def changed(state_dir: Path) -> Path:
-        shutil.copytree(real(state_dir), tmp, dirs_exist_ok=True)
-        path = next(tmp.rglob(file))
-        text = path.read_text()
-        assert old in text, f"{file} has no {old!r} any more"
-        path.write_text(text.replace(old, new))
-        for place in (tmp, *tmp.rglob("*")):
-            place.chmod(0o755)
-        return tmp
-
-    patch.setattr(jail, "guest_code", changed)
-
-
 def _config(patch: Patch, **fields: Any) -> None:
     real = jail.configuration
 
@@ -82,11 +65,11 @@ def _config(patch: Patch, **fields: Any) -> None:
 
 
 def _no_user(patch: Patch, tmp: Path) -> None:
-    _guest(patch, tmp, "child.py", "os.setresuid(uid, uid, uid)", "pass")
+    change_guest(patch, tmp, "child.py", "os.setresuid(uid, uid, uid)", "pass")
 
 
 def _no_pid_namespace(patch: Patch, tmp: Path) -> None:
-    _guest(patch, tmp, "template.py", "os.unshare(os.CLONE_NEWPID)", "pass")
+    change_guest(patch, tmp, "template.py", "os.unshare(os.CLONE_NEWPID)", "pass")
 
 
 def _no_host_name(patch: Patch, tmp: Path) -> None:
@@ -95,11 +78,11 @@ def _no_host_name(patch: Patch, tmp: Path) -> None:
 
 def _no_network_namespace(patch: Patch, tmp: Path) -> None:
     _config(patch, clone_newnet=False)
-    _guest(patch, tmp, "slot.py", " | os.CLONE_NEWNET", "")
+    change_guest(patch, tmp, "slot.py", " | os.CLONE_NEWNET", "")
 
 
 def _no_dropped_capabilities(patch: Patch, tmp: Path) -> None:
-    _guest(patch, tmp, "slot.py", "kernel.close_capabilities()", "pass")
+    change_guest(patch, tmp, "slot.py", "kernel.close_capabilities()", "pass")
 
 
 def _no_new_privileges(patch: Patch, tmp: Path) -> None:
@@ -112,34 +95,34 @@ def _no_tree_filter(patch: Patch, tmp: Path) -> None:
 
 
 def _no_slot_filter(patch: Patch, tmp: Path) -> None:
-    _guest(patch, tmp, "slot.py", "if filter.supported():", "if False:")
+    change_guest(patch, tmp, "slot.py", "if filter.supported():", "if False:")
 
 
 def _no_closed_descriptors(patch: Patch, tmp: Path) -> None:
-    _guest(patch, tmp, "child.py", "os.closerange(3, 1 << 30)", "pass")
+    change_guest(patch, tmp, "child.py", "os.closerange(3, 1 << 30)", "pass")
 
 
 def _no_rlimits(patch: Patch, tmp: Path) -> None:
-    _guest(patch, tmp, "slot.py", "resource.setrlimit(what, (lowered, lowered))", "pass")
+    change_guest(patch, tmp, "slot.py", "resource.setrlimit(what, (lowered, lowered))", "pass")
 
 
 def _no_landlock(patch: Patch, tmp: Path) -> None:
-    _guest(patch, tmp, "slot.py", "landlock.restrict()", "pass")
+    change_guest(patch, tmp, "slot.py", "landlock.restrict()", "pass")
 
 
 def _no_process_limit(patch: Patch, tmp: Path) -> None:
     line = "resource.setrlimit(resource.RLIMIT_NPROC, (limits.pids, limits.pids))"
-    _guest(patch, tmp, "child.py", line, "pass")
+    change_guest(patch, tmp, "child.py", line, "pass")
 
 
 def _no_size(patch: Patch, tmp: Path) -> None:
-    _guest(patch, tmp, "box.py", "size={size_bytes}", "size={4 * size_bytes}")
+    change_guest(patch, tmp, "box.py", "size={size_bytes}", "size={4 * size_bytes}")
 
 
 def _no_clean_environment(patch: Patch, tmp: Path) -> None:
     name = "CLOUD_API_KEY"
     assert name not in child.ENVIRONMENT
-    _guest(patch, tmp, "child.py", '"USER": "runner",', f'"USER": "runner", "{name}": "x",')
+    change_guest(patch, tmp, "child.py", '"USER": "runner",', f'"USER": "runner", "{name}": "x",')
 
 
 def _no_groups(patch: Patch, tmp: Path) -> None:

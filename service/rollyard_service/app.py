@@ -34,8 +34,12 @@ def create_app(settings: GatewaySettings, queue: Queue) -> FastAPI:
     Raises:
         OSError, ValueError: the API keys cannot be read.
     """
-    metrics = Metrics(in_flight=lambda: float(len(exchange)))
-    exchange = Exchange(queue, on_result=metrics.count_result)
+    metrics = Metrics(
+        in_flight=lambda: float(len(exchange)),
+        max_queued=settings.max_queued,
+        max_queued_bytes=settings.max_queued_bytes,
+    )
+    exchange = Exchange(queue, metrics=metrics)
     keys = ApiKeys.from_settings(settings)
 
     @asynccontextmanager

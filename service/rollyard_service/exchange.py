@@ -20,6 +20,7 @@ from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
 from rollyard_queue.records import QueuedRun
 from rollyard_service.abandonment import Abandonment
 from rollyard_service.call import Call
+from rollyard_service.metrics import Metrics
 from rollyard_service.verdict import infra_error
 
 SUBMIT_S = 4.0
@@ -42,10 +43,10 @@ logger = logging.getLogger(__name__)
 class Exchange:
     """Submits calls and brings their results. All methods belong to one event loop."""
 
-    def __init__(self, queue: Queue, *, on_result: Callable[[bytes], None]) -> None:
+    def __init__(self, queue: Queue, *, metrics: Metrics) -> None:
         self.reply_to = f"gw-{uuid4().hex}"
         self._queue = queue
-        self._on_result = on_result
+        self._metrics = metrics
         self._waiting: dict[str, list[Call]] = {}
         self._calls: dict[Call, list[asyncio.TimerHandle]] = {}
         self._abandonment = Abandonment(
@@ -98,10 +99,14 @@ class Exchange:
             if not asking.done():
                 raise QueueUnavailable(f"no receipt within {SUBMIT_S:g} s")
             await asking
+            self._metrics.count_admitted(len(call.run_ids))
         except QueueFull:
+            self._metrics.count_not_admitted(len(call.run_ids), "overloaded")
             self.drop(call, abandon=False)
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, QueueUnavailable):
+                self._metrics.count_not_admitted(len(call.run_ids), "unavailable")
             self.drop(call, abandon=asking.done())
             if not asking.done():
                 asking.add_done_callback(functools.partial(self._landed_late, call.run_ids))
@@ -135,11 +140,12 @@ class Exchange:
                 if abandon:
                     self._abandonment.add(run_id)
 
-    def _deliver(self, run_id: str, result: bytes) -> bool:
+    def _deliver(self, run_id: str, result: bytes) -> float | None:
+        """Hand a result to all who wait; when the first of them came, None: nobody waits."""
         calls = self._waiting.pop(run_id, ())
         for call in calls:
             call.deliver(run_id, result)
-        return bool(calls)
+        return calls[0].created if calls else None
 
     def _lose_patience(self, call: Call, patience_s: float) -> None:
         message = (
@@ -151,7 +157,7 @@ class Exchange:
             self._unlink(run_id, call, abandon=True)
             result = infra_error(run_id, message)
             call.deliver(run_id, result)
-            self._on_result(result)
+            self._metrics.count_results([(result, patience_s)])
         if overdue:
             logger.warning("run.overdue", extra={"runs": len(overdue), "patience_s": patience_s})
 
@@ -177,9 +183,12 @@ class Exchange:
             logger.warning("queue.lost", extra={"reason": str(error)})
             self._lost = True
             return
-        for reply in replies:
-            if self._deliver(reply.run_id, reply.result):
-                self._on_result(reply.result)
+        now = asyncio.get_running_loop().time()
+        self._metrics.count_results(
+            (reply.result, now - came)
+            for reply in replies
+            if (came := self._deliver(reply.run_id, reply.result)) is not None
+        )
 
     async def _wait_for_queue(self) -> None:
         pause_s, longest_s = BACKOFF_S
@@ -208,6 +217,7 @@ class Exchange:
             await self._abandonment.settled(batch)
             wanted = [runs[run_id] for run_id in batch if run_id in self._waiting]
             try:
+                self._metrics.count_asked_again(len(wanted))
                 await self._ask(wanted)
             except QueueFull as error:
                 # The next audit asks again; the queue has the runs that it still knows.
@@ -229,6 +239,7 @@ class Exchange:
         await asyncio.sleep(REAP_S * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
         touched = await self._queue.reap()
         if touched:
+            self._metrics.count_reaped(touched)
             logger.warning("queue.reaped", extra={"runs": touched})
 
 

@@ -1,79 +1,130 @@
-"""What /metrics tells about one gateway process."""
+"""What /metrics tells about one gateway process, and about the queue that it looks at.
 
-from collections.abc import Callable
+docs/metrics.md lists every name and label; a test compares both with what is exposed. No label
+takes a value that a caller makes up: routes are patterns, and jobs are no label at all.
+"""
+
+from collections.abc import Callable, Iterable
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
-from rollyard.types import OUTCOMES
+from rollyard import __version__
+from rollyard_queue.records import QueueStats
+from rollyard_service.queue_figures import QueueFigures
+from rollyard_service.run_times import RunTimes
 
-QUEUE_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900)
-RUN_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 600)
+REFUSALS = {
+    401: "unauthorized",
+    403: "unauthorized",
+    404: "not_found",
+    405: "invalid_request",
+    413: "too_large",
+    422: "invalid_request",
+    429: "overloaded",
+    499: "caller_gone",
+    500: "internal",
+    503: "unavailable",
+    504: "busy",
+}
+"""Status to reason: the words of ErrorResponse.error, and two more."""
+OTHER = "other"
 
 
 class _Gist(msgspec.Struct):
     """The few fields of a result that are counted; msgspec skips the rest without copying it."""
 
     outcome: str
+    template: str = ""
     queued_ms: float = 0.0
     wall_ms: float = 0.0
 
 
 class Metrics:
-    """Counters of one process, in a registry of their own."""
+    """Counters of one process, in a registry of their own. All methods belong to one thread."""
 
-    def __init__(self, *, in_flight: Callable[[], float]) -> None:
+    def __init__(
+        self, *, in_flight: Callable[[], float], max_queued: int = 0, max_queued_bytes: int = 0
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "rollyard_gateway_requests",
-            "HTTP requests answered.",
-            ("method", "route", "status"),
-            registry=self._registry,
+        self._times = RunTimes()
+        self._registry.register(self._times)
+        self._queue = QueueFigures(max_queued=max_queued, max_queued_bytes=max_queued_bytes)
+        self._registry.register(self._queue)
+        ProcessCollector(registry=self._registry)
+        self._requests = self._counter(
+            "requests", "HTTP requests answered.", "method", "route", "status"
         )
-        runs = Counter(
-            "rollyard_gateway_runs",
-            "Results delivered to callers of this process.",
-            ("outcome",),
-            registry=self._registry,
+        self._refusals = self._counter("refusals", "HTTP requests refused.", "reason")
+        for reason in {*REFUSALS.values(), OTHER}:
+            self._refusals.labels(reason)
+        self._admitted = self._counter("runs_admitted", "Runs that the queue took.")
+        self._not_admitted = self._counter(
+            "runs_refused", "Runs that the queue did not take.", "reason"
         )
-        self._runs = {outcome: runs.labels(outcome) for outcome in OUTCOMES}
-        self._other = runs.labels("other")
-        self._queued = Histogram(
-            "rollyard_gateway_run_queued_seconds",
-            "From admission until a worker started the run.",
-            buckets=QUEUE_BUCKETS_S,
-            registry=self._registry,
+        for reason in ("overloaded", "unavailable"):
+            self._not_admitted.labels(reason)
+        self._asked_again = self._counter(
+            "runs_asked_again", "Runs submitted again under their id: late, or after an outage."
         )
-        self._wall = Histogram(
-            "rollyard_gateway_run_wall_seconds",
-            "Wall clock of the program.",
-            buckets=RUN_BUCKETS_S,
-            registry=self._registry,
+        self._reaped = self._counter(
+            "leases_reaped", "Runs taken back from workers whose lease had ended, or expired."
         )
-        gauge = Gauge(
-            "rollyard_gateway_runs_in_flight",
-            "Runs that callers of this process wait for.",
-            registry=self._registry,
+        self._gauge("runs_in_flight", "Runs that callers of this process wait for.").set_function(
+            in_flight
         )
-        gauge.set_function(in_flight)
+        self._gauge("info", "Always 1; the version is the label.", "version").labels(
+            __version__
+        ).set(1)
+        self._seen: dict[tuple[str, str, int], Counter] = {}
         self._decode = msgspec.json.Decoder(_Gist).decode
 
-    def count_result(self, result: bytes) -> None:
-        """Count a delivered result; one that is malformed counts as other."""
-        try:
-            gist = self._decode(result)
-        except msgspec.MsgspecError:
-            self._other.inc()
-            return
-        self._runs.get(gist.outcome, self._other).inc()
-        if gist.outcome != "infra_error":  # those carry no measured times
-            self._queued.observe(gist.queued_ms / 1000)
-            self._wall.observe(gist.wall_ms / 1000)
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"rollyard_gateway_{name}", what, labels, registry=self._registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"rollyard_gateway_{name}", what, labels, registry=self._registry)
+
+    def count_results(self, results: Iterable[tuple[bytes, float]]) -> None:
+        """Count delivered results, each with the seconds since its request came.
+
+        One that is malformed counts as ``other``.
+        """
+        decode, observe = self._decode, self._times.observe
+        for result, total_s in results:
+            try:
+                gist = decode(result)
+            except msgspec.MsgspecError:
+                gist = _Gist(OTHER)
+            observe(gist.outcome, gist.template, gist.queued_ms / 1e3, gist.wall_ms / 1e3, total_s)
+
+    def count_admitted(self, runs: int) -> None:
+        """Count runs that the queue took."""
+        self._admitted.inc(runs)
+
+    def count_not_admitted(self, runs: int, reason: str) -> None:
+        """Count runs that the queue did not take: ``overloaded`` or ``unavailable``."""
+        self._not_admitted.labels(reason).inc(runs)
+
+    def count_asked_again(self, runs: int) -> None:
+        """Count runs that were submitted once more by us."""
+        self._asked_again.inc(runs)
+
+    def count_reaped(self, runs: int) -> None:
+        """Count runs that this process took back from workers, or expired."""
+        self._reaped.inc(runs)
 
     def count_request(self, method: str, route: str, status: int) -> None:
         """Count an answered request under its route's pattern, never under its raw path."""
-        self._requests.labels(method, route, str(status)).inc()
+        seen = self._seen.get((method, route, status))
+        if seen is None:
+            seen = self._requests.labels(method, route, str(status))
+            self._seen[method, route, status] = seen
+        seen.inc()
+        if status >= 400:
+            self._refusals.labels(REFUSALS.get(status, OTHER)).inc()
 
-    def render(self) -> bytes:
-        """The Prometheus text format."""
+    def render(self, stats: QueueStats | None = None) -> bytes:
+        """The Prometheus text format; without ``stats`` the queue is said to be down."""
+        self._queue.stats = stats
         return generate_latest(self._registry)

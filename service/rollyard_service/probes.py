@@ -57,5 +57,10 @@ class ProbeRoutes:
         return Response(msgspec.json.encode(counts), media_type="application/json")
 
     async def metrics(self) -> Response:
-        """Prometheus metrics of this process."""
-        return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        """Prometheus metrics of this process, and of the queue if it answers."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                stats = await self._queue.stats()
+        except (QueueUnavailable, TimeoutError):
+            stats = None
+        return Response(self._metrics.render(stats), media_type=CONTENT_TYPE_LATEST)

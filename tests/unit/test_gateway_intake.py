@@ -11,9 +11,7 @@ from rollyard_queue.records import RunSpec
 from rollyard_service.body import DENSE_BYTES, MAX_STRINGS, has_sane_structure
 from rollyard_service.ceilings import Ceilings
 from rollyard_service.intake import MAX_PROBLEMS, Intake
-from rollyard_service.metrics import Metrics
 from rollyard_service.refusal import Refusal
-from rollyard_service.verdict import infra_error
 
 CEILINGS = Ceilings(
     timeout_s=60, cpu_s=60, memory_bytes=1 << 30, disk_bytes=1 << 30, pids=100, output_bytes=MIB
@@ -103,14 +101,3 @@ def test_problems_are_bounded() -> None:
 def test_structure_is_bounded_and_content_is_not(body: bytes, sane: bool) -> None:
     assert len(body) > DENSE_BYTES
     assert has_sane_structure(body) is sane
-
-
-def test_metrics_survive_any_result() -> None:
-    metrics = Metrics(in_flight=lambda: 3)
-    metrics.count_result(infra_error("a", "b"))
-    metrics.count_result(b'{"outcome": "new-word", "queued_ms": 5, "other": {"x": [1]}}')
-    metrics.count_result(b"not json")
-    text = metrics.render().decode()
-    assert 'rollyard_gateway_runs_total{outcome="infra_error"} 1.0' in text
-    assert 'rollyard_gateway_runs_total{outcome="other"} 2.0' in text
-    assert "rollyard_gateway_run_queued_seconds_count 1.0" in text

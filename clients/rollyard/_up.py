@@ -50,6 +50,10 @@ class Plan:
     """For each part to finish what it holds; then it is killed."""
     sealed: bool = False
     """Ignore ROLLYARD_* addresses, keys and queue names of the environment."""
+    null_for_benchmarks: bool = False
+    """Instead of the worker one that runs nothing: to measure gateway and queue."""
+    null_service_ms: float = 0.0
+    """Milliseconds after which such a worker answers a run."""
 
 
 _SEALED = tuple(
@@ -140,6 +144,8 @@ class Supervisor:
         return all([await gateway_ready(address) for address in addresses])
 
     async def _build_image(self) -> None:
+        if self._plan.null_for_benchmarks:
+            return
         self._announce({"event": "step", "text": "guest image"})
         arguments = ["--templates", ",".join(self._plan.templates)] if self._plan.templates else []
         builder = self._child("image", python_module("rollyard_sandbox.image", *arguments))
@@ -184,6 +190,8 @@ class Supervisor:
             arguments += ["--templates", ",".join(plan.templates)]
         if plan.allow_degraded:
             arguments.append("--allow-degraded")
+        if plan.null_for_benchmarks:
+            arguments += ["--null-for-benchmarks", "--null-service-ms", str(plan.null_service_ms)]
         return python_module("rollyard_sandbox", *arguments)
 
     def _addresses(self, directory: Path) -> list[str]:

@@ -54,6 +54,8 @@ def up(
     allow_degraded: Annotated[bool, Parameter(negative="")] = False,
     start_timeout_s: _Seconds = 60.0,
     stop_timeout_s: _Seconds = 30.0,
+    null_for_benchmarks: Annotated[bool, Parameter(negative="", show=False)] = False,
+    null_service_ms: Annotated[float, Parameter(show=False)] = 0.0,
 ) -> int:
     """Start a whole service on this machine and keep it running until Ctrl-C or SIGTERM.
 
@@ -89,6 +91,10 @@ def up(
         Seconds until all must be ready; building the guest image is not counted.
     stop_timeout_s
         Seconds that each part has to finish what it holds, before it is killed.
+    null_for_benchmarks
+        A worker that runs nothing and answers ok, to measure gateway and queue alone.
+    null_service_ms
+        Milliseconds after which that worker answers a run.
     """
     plan = Plan(
         host=host,
@@ -100,6 +106,8 @@ def up(
         allow_degraded=allow_degraded,
         start_timeout_s=start_timeout_s,
         stop_timeout_s=stop_timeout_s,
+        null_for_benchmarks=null_for_benchmarks,
+        null_service_ms=null_service_ms,
     )
     return run_up(plan)
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from rollyard_queue.base import QueueError
 from rollyard_queue.redis import RedisQueue
+from rollyard_sandbox import null
 from rollyard_sandbox.image import ImageError
 from rollyard_sandbox.jail import JailError
 from rollyard_sandbox.machine import open_machine
@@ -28,7 +29,8 @@ _EXIT_CANNOT_RUN = 1
 _EXIT_USAGE = 2
 
 
-def _settings() -> WorkerSettings:
+def _options() -> tuple[WorkerSettings, float | None]:
+    """The settings; and the service time in seconds of a null worker, None for a real one."""
     parser = argparse.ArgumentParser(
         prog="rollyard worker",
         description="Drain the queue into jails on this machine.",
@@ -43,13 +45,29 @@ def _settings() -> WorkerSettings:
         default=None,
         help="start although a sandbox layer is missing here; each result then names it",
     )
+    parser.add_argument(
+        "--null-for-benchmarks",
+        action="store_true",
+        default=None,
+        help="run nothing and answer 'ok' to everything: to measure gateway and queue, no more",
+    )
+    parser.add_argument(
+        "--null-service-ms",
+        type=float,
+        default=None,
+        help="milliseconds after which a null worker answers a run (default: 0, at once)",
+    )
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    is_null = bool(given.pop("null_for_benchmarks", False))
+    service_ms: float = given.pop("null_service_ms", 0.0)
+    if is_null:
+        given.setdefault("slots", null.DEFAULT_SLOTS)
     try:
         settings = WorkerSettings(**given)
         settings.template_names()
     except (ValidationError, ValueError) as error:
         parser.error(str(error))
-    return settings
+    return settings, service_ms / 1e3 if is_null else None
 
 
 def _configure_logs() -> None:
@@ -78,10 +96,7 @@ def _configure_logs() -> None:
 
 
 async def _serve(settings: WorkerSettings) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = _stop_event()
     queue = RedisQueue.from_url(settings.redis_url, name=settings.queue)
     async with contextlib.aclosing(_Closing(queue)), open_machine(settings, say=_say) as machine:
         if machine.missing and not settings.allow_degraded:
@@ -95,13 +110,37 @@ async def _serve(settings: WorkerSettings) -> int:
             lease_s=settings.lease_s, drain_s=settings.drain_s, degraded=machine.missing,
             metrics=WorkerMetrics(settings.slots),
         )  # fmt: skip
-        serving = asyncio.create_task(worker.run())
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        worker.stop()
-        await serving
+        await _until_stopped(worker, stop)
     return 0
+
+
+async def _serve_null(settings: WorkerSettings, service_s: float) -> int:
+    stop = _stop_event()
+    queue = RedisQueue.from_url(settings.redis_url, name=settings.queue)
+    async with contextlib.aclosing(_Closing(queue)):
+        worker = null.NullWorker(
+            queue, worker_id=new_worker_id(), slots=settings.slots, service_s=service_s,
+            lease_s=settings.lease_s,
+        )  # fmt: skip
+        await _until_stopped(worker, stop)
+    return 0
+
+
+def _stop_event() -> asyncio.Event:
+    """An event that SIGINT and SIGTERM set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until_stopped(worker: Worker | null.NullWorker, stop: asyncio.Event) -> None:
+    serving = asyncio.create_task(worker.run())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    worker.stop()
+    await serving
 
 
 class _Closing:
@@ -118,8 +157,10 @@ def _say(line: str) -> None:
 
 def main() -> int:
     """Exit code 0: stopped as asked; 1: this machine or the queue does not allow it; 2: usage."""
-    settings = _settings()
+    settings, null_service_s = _options()
     _configure_logs()
+    if null_service_s is not None:
+        return uvloop.run(_serve_null(settings, null_service_s))
     # When memory runs out the kernel should take programs, which set themselves to 1000.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-500")

@@ -10,7 +10,7 @@ from math import inf
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from prometheus_client.utils import floatToGoString  # pyright: ignore[reportUnknownVariableType]
 
 from rollyard.types import OUTCOMES
 
@@ -19,11 +19,13 @@ BUCKETS_S = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0),
 )
 """Upper bounds in seconds: from a short program on an idle service to the longest wait."""
-TEMPLATES = ("bare", "science", "plot", "fresh")
+TEMPLATES = ("bare", "science", "plot", "fresh", "null")
 NO_TEMPLATE = "none"
 """The run never reached a template: it expired, was cancelled, or failed on our side."""
 OTHER = "other"
 """Whatever a newer worker may write: labels take no value that is not known here."""
+MAX_SPELLINGS = 256
+"""Pairs of outcome and template, as workers write them, that are looked up at once."""
 FOLD_AT = 4096
 """Values kept until they are sorted into buckets: 100 KiB for each series, at most."""
 
@@ -60,15 +62,15 @@ class RunTimes(Collector):
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str], tuple[Buckets, Buckets, Buckets]] = {}
+        self._found: dict[tuple[str, str], tuple[Buckets, Buckets, Buckets]] = {}
 
     def observe(
         self, outcome: str, template: str, queued_s: float, wall_s: float, total_s: float
     ) -> None:
         """Take one run. A run without a template has no wall clock."""
-        series = self._series.get((outcome, template or NO_TEMPLATE))
+        series = self._found.get((outcome, template))
         if series is None:
-            labels = _known(outcome, template)
-            series = self._series.setdefault(labels, (Buckets(), Buckets(), Buckets()))
+            series = self._find(outcome, template)
         queued, wall, total = series
         if outcome != "infra_error":  # those carry no measured times
             queued.pending.append(queued_s)
@@ -78,6 +80,13 @@ class RunTimes(Collector):
         if len(total.pending) >= FOLD_AT:
             for one in series:
                 one.fold()
+
+    def _find(self, outcome: str, template: str) -> tuple[Buckets, Buckets, Buckets]:
+        labels = _known(outcome, template)
+        series = self._series.setdefault(labels, (Buckets(), Buckets(), Buckets()))
+        if len(self._found) < MAX_SPELLINGS:
+            self._found[outcome, template] = series
+        return series
 
     def collect(self) -> Iterator[Metric]:
         """The counter and the three histograms, as prometheus-client wants them."""

@@ -20,7 +20,7 @@ from rollyard_sandbox import null
 from rollyard_sandbox.image import ImageError
 from rollyard_sandbox.jail import JailError
 from rollyard_sandbox.machine import open_machine
-from rollyard_sandbox.metrics import WorkerMetrics
+from rollyard_sandbox.metrics import WorkerMetrics, endpoint
 from rollyard_sandbox.settings import WorkerSettings
 from rollyard_sandbox.slots import SlotLost
 from rollyard_sandbox.worker import Worker, new_worker_id
@@ -105,12 +105,14 @@ async def _serve(settings: WorkerSettings) -> int:
                 "with 'rollyard doctor'; to run without, give --allow-degraded."
             )
             return _EXIT_CANNOT_RUN
+        metrics = WorkerMetrics(settings.slots, missing=machine.missing)
         worker = Worker(
             queue, machine.pool, worker_id=new_worker_id(), slots=settings.slots,
             lease_s=settings.lease_s, drain_s=settings.drain_s, degraded=machine.missing,
-            metrics=WorkerMetrics(settings.slots),
+            metrics=metrics,
         )  # fmt: skip
-        await _until_stopped(worker, stop)
+        with endpoint(metrics, settings.metrics_host, settings.metrics_port):
+            await _until_stopped(worker, stop)
     return 0
 
 

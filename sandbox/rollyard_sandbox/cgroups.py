@@ -71,6 +71,10 @@ class Cgroups(ABC):
         """Make a leaf; raises OSError."""
 
     @abstractmethod
+    def memory_bytes(self) -> int:
+        """Memory in use by all leaves together; raises OSError."""
+
+    @abstractmethod
     def close(self) -> None:
         """Delete the parent; all leaves must be gone."""
 
@@ -193,6 +197,9 @@ class V2Cgroups(Cgroups):
     def leaf(self, name: str) -> Leaf:
         return _V2Leaf(self._parent / name, cpu=self._cpu)
 
+    def memory_bytes(self) -> int:
+        return int((self._parent / "memory.current").read_text())
+
     def close(self) -> None:
         _remove_group(self._parent)
 
@@ -268,6 +275,9 @@ class V1Cgroups(Cgroups):
 
     def leaf(self, name: str) -> Leaf:
         return _V1Leaf({controller: at / name for controller, at in self._parents.items()})
+
+    def memory_bytes(self) -> int:
+        return int((self._parents["memory"] / "memory.usage_in_bytes").read_text())
 
     def close(self) -> None:
         for parent in self._parents.values():

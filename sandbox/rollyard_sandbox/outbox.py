@@ -24,6 +24,12 @@ class Outbox:
         self._waiting: list[FinishedRun] = []
         self._changed = asyncio.Event()
         self._closed = False
+        self.given_up = 0
+        """Results that the queue did not take in time."""
+
+    def __len__(self) -> int:
+        """Results that wait."""
+        return len(self._waiting)
 
     @property
     def full(self) -> bool:
@@ -70,6 +76,7 @@ class Outbox:
             except QueueError as error:
                 if time.monotonic() > deadline:
                     # Their leases end and others run them again; nothing is lost, only late.
+                    self.given_up += len(batch)
                     log.error("finish.given_up", extra={"runs": len(batch), "reason": str(error)})
                     return
                 await asyncio.sleep(_BACK_OFF_S)

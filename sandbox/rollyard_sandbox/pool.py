@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from rollyard_queue.records import RunSpec
 from rollyard_sandbox import image, jail
 from rollyard_sandbox.cgroups import Cgroups
 from rollyard_sandbox.jail import Jail, JailError
+from rollyard_sandbox.pool_state import PoolState, resident_bytes
 from rollyard_sandbox.slots import Slot
 
 log = logging.getLogger(__name__)
@@ -89,6 +91,30 @@ class Pool:
         self._serial = 0
         self._starting = asyncio.Lock()
         self._room = asyncio.Semaphore(max_slots)
+        self._slots_made: Counter[str] = Counter()
+        self._restarts: Counter[str] = Counter()
+
+    def state(self) -> PoolState:
+        """What the pool holds now; may be called from another thread."""
+        templates = dict(self._templates)
+        made = self._max_slots - self._numbers.qsize()
+        idle = sum(len(template.free) for template in templates.values())
+        programs_bytes = 0
+        if self._cgroups is not None:
+            with contextlib.suppress(OSError):
+                programs_bytes = self._cgroups.memory_bytes()
+        return PoolState(
+            busy=max(0, made - idle),
+            idle=idle,
+            unmade=self._max_slots - made,
+            templates={
+                name: resident_bytes(template.jail.process.pid)
+                for name, template in templates.items()
+            },
+            programs_bytes=programs_bytes,
+            slots_made=dict(self._slots_made),
+            restarts=dict(self._restarts),
+        )
 
     async def start(self) -> None:
         """Start every template.
@@ -206,6 +232,7 @@ class Pool:
 
     async def _clone(self, template: Template, number: int, disk_bytes: int) -> Slot:
         self._serial += 1
+        self._slots_made[template.name] += 1
         leaf = self._cgroups.leaf(f"slot-{self._serial}") if self._cgroups else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -234,6 +261,7 @@ class Pool:
                 return template
             if template is not None:
                 log.error("template.lost", extra={"template": name})
+                self._restarts[name] += 1
                 dead, template.free = template.free, []
                 for slot in dead:
                     await self._destroy(slot)

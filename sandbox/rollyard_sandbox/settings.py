@@ -36,6 +36,11 @@ class WorkerSettings(BaseSettings):
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """On SIGTERM: how long running runs may finish before they are handed back to the queue."""
 
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """TCP port of Prometheus metrics (docs/metrics.md); 0 takes a free one, none: no endpoint."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the same. It needs no key, so beyond loopback let only Prometheus reach it."""
+
     def template_names(self) -> tuple[str, ...]:
         """The templates, checked.
 

@@ -17,7 +17,7 @@ from rollyard_sandbox import reports
 from rollyard_sandbox.execution import Execution
 from rollyard_sandbox.gate import PLACES_FOR_EACH_CORE, StartGate
 from rollyard_sandbox.jail import JailError
-from rollyard_sandbox.metrics import WorkerMetrics
+from rollyard_sandbox.metrics import Held, WorkerMetrics
 from rollyard_sandbox.outbox import Outbox
 from rollyard_sandbox.pool import Pool
 from rollyard_sandbox.slots import SlotLost
@@ -80,10 +80,16 @@ class Worker:
         self._outbox = Outbox(queue, worker_id)
         self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
+        metrics.watch(pool, self._held)
 
     def stop(self) -> None:
         """Claim no more; run() returns when the running runs have ended or drain_s is over."""
         self._stopping.set()
+
+    def _held(self) -> Held:
+        starting = self._gate.waiting
+        running = max(0, len(self._running) - starting)
+        return Held(starting, running, len(self._outbox), self._outbox.given_up)
 
     async def run(self) -> None:
         """Serve until stop()."""
@@ -125,6 +131,7 @@ class Worker:
             try:
                 await self._serve_once()
             except QueueError as error:
+                self._metrics.count_queue_error()
                 log.warning("queue.unavailable", extra={"reason": str(error)})
                 await asyncio.sleep(_BACK_OFF_S)
 
@@ -135,6 +142,7 @@ class Worker:
         room = self._room()
         if notice.work and room > 0 and not self._stopping.is_set():
             claimed = await self._queue.claim(self._id, max_runs=room, lease_s=self._lease_s)
+            self._metrics.count_claim(claimed)
             for delivery in claimed:
                 self._begin(delivery)
 
@@ -189,7 +197,7 @@ class Worker:
             result = await self._result(running)
         except Exception as error:  # the last boundary: a run that we fail must still be answered
             log.exception("run.fault", extra={"run_id": delivery.run_id})
-            result = reports.infra_error(delivery, self._id, f"worker fault: {error!r}")
+            result = self._fault(delivery, f"worker fault: {error!r}")
         if self._running.get(delivery.run_id) is running:
             del self._running[delivery.run_id]
         self._freed.set()
@@ -200,17 +208,18 @@ class Worker:
         try:
             spec = _spec_decoder.decode(delivery.payload)
         except msgspec.DecodeError as error:
-            return reports.infra_error(delivery, self._id, f"unreadable run record: {error}")
+            return self._fault(delivery, f"unreadable run record: {error}")
         template = self._pool.choose(spec)
         if template is None:
             text = f"no worker here has language {spec.language!r}; see rollyard doctor"
-            return reports.infra_error(delivery, self._id, text)
+            return self._fault(delivery, text)
         reason = ""
         for new_slot in _TRIES:
             try:
                 return await self._try(running, spec, template, new_slot=new_slot)
             except (SlotLost, JailError, OSError) as error:
                 reason = str(error)
+                self._metrics.count_lost_slot()
                 log.error("slot.lost", extra={"run_id": delivery.run_id, "reason": reason})
                 if isinstance(error, SlotLost) and error.evidence.oom_kills:
                     # The kernel took PID 1 at the run's own memory limit: that is a verdict.
@@ -221,7 +230,11 @@ class Worker:
                     )  # fmt: skip
                 if running.stopped:
                     break
-        return reports.infra_error(delivery, self._id, f"sandbox fault: {reason}")
+        return self._fault(delivery, f"sandbox fault: {reason}")
+
+    def _fault(self, delivery: Delivery, message: str) -> bytes:
+        self._metrics.count_fault()
+        return reports.infra_error(delivery, self._id, message)
 
     async def _try(
         self, running: _Running, spec: RunSpec, template: str, *, new_slot: bool
@@ -257,31 +270,30 @@ class Worker:
     ) -> bytes:  # fmt: skip
         delivery = running.delivery
         since_claim_ms = (time.monotonic() - running.claimed) * 1e3
-        self._metrics.observe(outcome, report.wall_ms)
-        return reports.encode(
-            reports.ResultRecord(
-                run_id=delivery.run_id,
-                outcome=outcome,
-                phase=report.phase,
-                exit_code=report.exit_code,
-                signal=report.signal,
-                stdout=report.stdout,
-                stderr=report.stderr,
-                stdout_truncated=report.stdout_truncated,
-                stderr_truncated=report.stderr_truncated,
-                files=report.files,
-                wall_ms=report.wall_ms,
-                cpu_ms=report.cpu_ms,
-                peak_memory_bytes=evidence.peak_memory_bytes,
-                # Waiting for a slot is waiting too.
-                queued_ms=round(delivery.queued_ms + max(0.0, since_claim_ms - report.wall_ms), 3),
-                attempt=delivery.attempt,
-                worker_id=self._id,
-                template=template,
-                degraded=self._degraded,
-                message=message,
-            )
+        record = reports.ResultRecord(
+            run_id=delivery.run_id,
+            outcome=outcome,
+            phase=report.phase,
+            exit_code=report.exit_code,
+            signal=report.signal,
+            stdout=report.stdout,
+            stderr=report.stderr,
+            stdout_truncated=report.stdout_truncated,
+            stderr_truncated=report.stderr_truncated,
+            files=report.files,
+            wall_ms=report.wall_ms,
+            cpu_ms=report.cpu_ms,
+            peak_memory_bytes=evidence.peak_memory_bytes,
+            # Waiting for a slot is waiting too.
+            queued_ms=round(delivery.queued_ms + max(0.0, since_claim_ms - report.wall_ms), 3),
+            attempt=delivery.attempt,
+            worker_id=self._id,
+            template=template,
+            degraded=self._degraded,
+            message=message,
         )
+        self._metrics.observe(record)
+        return reports.encode(record)
 
     # Heartbeats -------------------------------------------------------------------------------
 
@@ -291,15 +303,17 @@ class Worker:
             try:
                 await beat()
             except QueueError as error:
+                self._metrics.count_queue_error()
                 log.warning("heartbeat.failed", extra={"reason": str(error)})
 
     async def _announce(self) -> None:
         await self._queue.announce(self._id, slots=self._slots, ttl_s=_ANNOUNCE_TTL_S)
-        self._metrics.busy(len(self._running))
 
     async def _renew(self) -> None:
         if self._running:
-            lost = await self._queue.renew(self._id, list(self._running), lease_s=self._lease_s)
+            asked = list(self._running)
+            lost = await self._queue.renew(self._id, asked, lease_s=self._lease_s)
+            self._metrics.count_renewal(len(asked), len(lost))
             for run_id in lost:
                 self._stop_run(run_id)
 

@@ -43,6 +43,8 @@ class LocalService:
         self._async_client: AsyncClient | None = None
         self.address = ""
         """``unix:///path`` of the gateway, once started."""
+        self.addresses: list[str] = []
+        """Of all gateways, where the plan has several."""
         self.pids: dict[str, int] = {}
         """Process ids of the supervisor and the parts, as they were when it became ready."""
 
@@ -156,7 +158,7 @@ class LocalService:
             if event["event"] == "failed":
                 raise ServiceStartError(event["message"])
             if event["event"] == "ready":
-                self.address = event["address"]
+                self.address, self.addresses = event["address"], event["addresses"]
                 self.pids = {"supervisor": self._supervisor.pid, **event["pids"]}
                 return
         code = self._supervisor.wait()

@@ -15,6 +15,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    disable_created_metrics,
     start_http_server,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -53,6 +54,7 @@ class WorkerMetrics:
     """Counters of one worker, in a registry of their own."""
 
     def __init__(self, slots: int, *, missing: Sequence[str] = ()) -> None:
+        disable_created_metrics()  # a second series for each, which nobody asks for
         self.registry = CollectorRegistry()
         self._runs = self._counter("runs", "Runs that ended.", "outcome")
         for outcome in OUTCOMES:

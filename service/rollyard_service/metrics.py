@@ -7,7 +7,14 @@ takes a value that a caller makes up: routes are patterns, and jobs are no label
 from collections.abc import Callable, Iterable
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from rollyard import __version__
 from rollyard_queue.records import QueueStats
@@ -46,6 +53,7 @@ class Metrics:
     def __init__(
         self, *, in_flight: Callable[[], float], max_queued: int = 0, max_queued_bytes: int = 0
     ) -> None:
+        disable_created_metrics()  # a second series for each, which nobody asks for
         self._registry = CollectorRegistry()
         self._times = RunTimes()
         self._registry.register(self._times)

@@ -181,8 +181,9 @@ class V2Cgroups(Cgroups):
         wanted = [name for name in ("memory", "pids", "cpu") if name in controllers]
         _sweep(group)
         # A group with processes cannot give controllers to groups below it, unless it is the
-        # root: this worker moves to a leaf of its own first.
-        if own[""] != "/":
+        # machine's root: this worker moves to a leaf of its own first. The root has no type file;
+        # in a container with a cgroup namespace its name is "/" too, and it is not the root.
+        if (group / "cgroup.type").exists():
             home = group / "worker"
             home.mkdir(exist_ok=True)
             for pid in _pids(group):

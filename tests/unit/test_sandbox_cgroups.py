@@ -18,6 +18,7 @@ FILES = {
     "cgroup.procs": "",
     "cgroup.subtree_control": "",
     "cgroup.kill": "",
+    "cgroup.type": "domain\n",
     "memory.max": "",
     "memory.swap.max": "",
     "pids.max": "",
@@ -67,6 +68,25 @@ def test_the_worker_moves_to_a_leaf_of_its_own_and_passes_controllers_on(tree: P
         assert (place / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
     opened.close()
     assert not parent.exists()
+
+
+def test_in_a_container_the_root_is_none(tree: Path) -> None:
+    """With a cgroup namespace of its own it is called "/", and may not hold processes either."""
+    for name, content in FILES.items():
+        (tree / name).write_text(content)
+    (tree / "cgroup.controllers").write_text("memory pids\n")
+    (tree / "cgroup.procs").write_text(f"{NOBODY}\n")
+    opened = _open(tree, own="/")
+    assert (tree / "worker" / "cgroup.procs").read_text() == str(NOBODY)
+    opened.close()
+
+
+def test_on_the_machine_s_root_nothing_moves(tree: Path) -> None:
+    (tree / "cgroup.controllers").write_text("memory pids\n")
+    (tree / "cgroup.procs").write_text(f"{NOBODY}\n")
+    opened = _open(tree, own="/")
+    assert not (tree / "worker").exists()
+    opened.close()
 
 
 def test_a_leaf_has_limits_no_swap_and_a_share(tree: Path) -> None:

@@ -84,6 +84,7 @@ def test_in_a_container_the_root_is_none(tree: Path) -> None:
 def test_on_the_machine_s_root_nothing_moves(tree: Path) -> None:
     (tree / "cgroup.controllers").write_text("memory pids\n")
     (tree / "cgroup.procs").write_text(f"{NOBODY}\n")
+    (tree / "cgroup.subtree_control").touch()
     opened = _open(tree, own="/")
     assert not (tree / "worker").exists()
     opened.close()

@@ -6,6 +6,7 @@ from programs import named
 # random numbers, addresses) is left out.
 LOOK_ROUND = r"""
 import builtins, decimal, gc, glob, json, locale, logging, signal, threading, warnings
+SOCKETS = ("unix", "tcp", "tcp6", "udp")
 def files(place):
     found = []
     for directory, below, names in os.walk(place):
@@ -45,14 +46,14 @@ print(json.dumps({
     "io priority": libc.syscall(252, 1, 0), "policy": libc.syscall(239, None, None, 0, None, 0),
     "flags": [libc.prctl(option, 0, 0, 0, 0) for option in (7, 13, 23, 27, 34, 42, 58)],
     "oom": open("/proc/self/oom_score_adj").read(), "threads": threading.active_count(),
-    "descriptors": [n for n in range(2000) if tried(os.fstat, n) == "allowed"],
+    "descriptors": sorted(os.listdir("/proc/self/fd"), key=int),
     "status": [line for line in open("/proc/self/status")
                if line.split(":")[0] in ("Umask", "TracerPid", "Seccomp", "Seccomp_filters",
                "NoNewPrivs", "CapEff", "THP_enabled", "SigQ", "Threads", "Groups")],
     "personality": libc.personality(0xffffffff), "dumpable": libc.prctl(3), "death": libc.prctl(38),
     "slack": libc.prctl(30), "name": open("/proc/self/comm").read(),
     "sockets": [len(open("/proc/self/net/" + n).readlines())
-                for n in ("tcp", "tcp6", "udp", "unix")],
+                for n in SOCKETS],
     "host": os.uname().nodename, "ipc": glob.glob("/dev/mqueue/*"),
     "streams": [(s.encoding, s.errors, s.line_buffering, s.name) for s in
                 (sys.stdin, sys.stdout, sys.stderr)],
@@ -68,6 +69,9 @@ print(json.dumps({
     "numpy": numpy and [numpy.get_printoptions(), numpy.geterr(), str(numpy.zeros(2))],
 }, sort_keys=True, default=str))
 """
+
+# Without the tables of the whole machine's hash buckets, which take the kernel 9 ms to walk.
+LOOK_ROUND_QUICKLY = LOOK_ROUND.replace('"unix", "tcp", "tcp6", "udp"', '"unix",')
 
 POISONS = named(
     r"""

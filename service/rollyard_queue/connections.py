@@ -45,7 +45,7 @@ STATE_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ")
 
 
 # hiredis' own annotation takes a tuple of one.
-_pack = cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)
+_pack = cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
 
 
 class Connection(Protocol):

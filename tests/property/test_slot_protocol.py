@@ -23,7 +23,7 @@ from process_tree import until
 from rollyard import RunResult
 from rollyard_queue.records import LimitsSpec, RunSpec
 from rollyard_sandbox import reports
-from rollyard_sandbox.execution import Execution
+from rollyard_sandbox.execution import Execution, _job  # pyright: ignore[reportPrivateUsage]
 from rollyard_sandbox.guest.protocol import COMPILE, FAULT, MAX_MESSAGE_BYTES, ORDER, REPORT, STOP
 from rollyard_sandbox.machine import Machine, open_machine
 from rollyard_sandbox.settings import WorkerSettings
@@ -85,7 +85,7 @@ def _descriptor(kind: str, code: str) -> tuple[int, list[int]]:
         ours, theirs = socket.socketpair()
         return theirs.fileno(), [ours.detach(), theirs.detach()]
     made = {
-        "job": lambda: _memory_file(msgspec.json.encode(_spec(code))),
+        "job": lambda: _memory_file(_job(_spec(code))),
         "garbage": lambda: _memory_file(b'{"code": 1, "files": [], \xff'),
         "empty": lambda: _memory_file(b""),
         "null": lambda: os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC),
@@ -178,6 +178,7 @@ def bench() -> Iterator[Bench]:
 @example(orders=[Order(b"", [], "")])
 @example(orders=[Order(_pack(DISK, 16, 7), [], "")])
 @example(orders=[Order(_pack(DISK, 16, 0), ["job"], "print(1)")])
+@example(orders=[Order(_pack(DISK, 16, 4), [*["job", "null"], *["full pipe"] * 3], PROGRAMS[0])])
 @settings(relaxed, max_examples=250)
 def test_no_order_hangs_a_slot_or_leaves_a_process(bench: Bench, orders: list[Order]) -> None:
     bench.run(_give(bench.machine, orders))
@@ -205,11 +206,7 @@ async def _give(machine: Machine, orders: list[Order]) -> None:
 
 
 async def _order(slot: Slot, order: Order) -> None:
-    kinds = list(order.kinds)
-    if kinds[4:5] == ["full pipe"]:
-        # What is fetched goes to a file of the worker's; writing to this would wait for ever.
-        kinds[4] = "unread pipe"
-    made = [_descriptor(kind, order.code) for kind in kinds]
+    made = [_descriptor(kind, order.code) for kind in order.kinds]
     try:
         if order.stop_before:
             slot.stop()

@@ -3,9 +3,12 @@
 ``scripts/soak --leaks N`` does the same with as many as one likes.
 """
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from changed_guest import change_guest
 from leak_hunt import Hunter
 from poisons import POISONS
 from requirements import requirement
@@ -30,3 +33,16 @@ def test_no_victim_sees_anything_of_its_poisoner(hunter: Hunter, template: str, 
 @requirement("leak.nothing")
 def test_no_mutation_of_the_poisons_is_seen_either(hunter: Hunter) -> None:
     hunter.mutations(200)
+
+
+@requirement("leak.nothing")
+def test_a_hunt_finds_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that are kept from run to run, instead of replaced."""
+    kept = "        for path in (WORK, TMP, SHM):\n            with contextlib.suppress"
+    with tempfile.TemporaryDirectory() as folder:
+        change_guest(monkeypatch, Path(folder), "box.py", kept, f"        return\n{kept}")
+        with Hunter(("bare",)) as hunter:
+            leaks = hunter.run(hunter.hunt.listed("bare", 1))
+            assert "modes and attributes" in " ".join(leaks), leaks
+            with pytest.raises((AssertionError, ExceptionGroup)):
+                hunter.mutations(200)

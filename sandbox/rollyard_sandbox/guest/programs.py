@@ -68,5 +68,6 @@ def collect(job_descriptor: int, target: int) -> None:
     wanted = read_job(job_descriptor)["fetch_files"]
     files, left_out = box.fetch(wanted, MAX_FETCHED_BYTES, MAX_FETCHED_FILES)
     answer = {"files": files, "left_out": left_out[:MAX_FETCHED_FILES]}
+    os.set_blocking(target, False)  # a file takes all at once; whatever else it is must not hang us
     with open(target, "wb", closefd=False) as file:
         file.write(json.dumps(answer, ensure_ascii=False).encode())

@@ -32,6 +32,7 @@ from .protocol import (
 )
 
 _KILL_PATIENCE_S = 10.0
+_TIDY_PATIENCE_S = 10
 _MAX_DESCRIPTORS = 5
 _SHORT_RUN_MS = 50
 _RLIMITS = (
@@ -185,6 +186,7 @@ class Slot:
             if pid == 0:
                 code = 1
                 try:
+                    signal.alarm(_TIDY_PATIENCE_S)  # PID 1 waits for it, and for nothing else
                     if fetch:
                         programs.collect(fetch[0], fetch[4])
                     box.clear()

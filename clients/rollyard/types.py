@@ -128,6 +128,8 @@ class RunRequest(_Wire):
     """The training job that the run is accounted to."""
     deadline_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] | None = None
     """Seconds from now within which it must start; else its outcome is ``expired``."""
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Within the job, higher goes first; of equals the earliest deadline, then the oldest."""
 
     @field_validator("files")
     @classmethod

@@ -12,6 +12,8 @@ class QueuedRun(msgspec.Struct, frozen=True):
     payload: bytes
     job: str = "default"
     expires_in_ms: int | None = None
+    priority: int = 0
+    """Within the job, higher goes first; of equals the earliest deadline, then the oldest."""
 
 
 class SubmitReceipt(msgspec.Struct, frozen=True):

@@ -99,6 +99,11 @@ class Tormentor:
     faults: list[Fault]
     now_s: Callable[[], float]
     done: list[Done] = field(default_factory=list[Done])
+    _killed_s: list[float] = field(default_factory=list[float])
+
+    def forgotten(self, since_s: float) -> bool:
+        """Was the server killed, and with it all that it knew, since then?"""
+        return any(killed_s >= since_s for killed_s in self._killed_s)
 
     async def run(self) -> None:
         """Return when the last fault is over and its part serves again.
@@ -129,6 +134,8 @@ class Tormentor:
         return well[fault.target % len(well)]
 
     async def _kill(self, part: Part, for_s: float) -> None:
+        if part is self.stack.server:
+            self._killed_s.append(self.now_s())
         part.send(signal.SIGKILL)
         await part.ended()
         await asyncio.sleep(for_s)

@@ -26,6 +26,7 @@ _CANCEL_EVERY_S = 0.2
 _WIRE_RUNS = 8
 _PAUSE_S = 0.2
 _CONNECT_S = 2.0
+_QUICK_RETRIES = 2
 # Shares of the calls. Twins and late askers prove that an id has one result.
 _TWIN, _LATE, _WIRE, _LONG, _DEADLINE = 0.06, 0.06, 0.06, 0.06, 0.04
 _SCIENCE = frozenset({"numpy", "sympy"})
@@ -121,6 +122,7 @@ class Load:
         self._jobs = chaos_jobs(seed, lease_s=lease_s, science=science)
         self._numbers = count()
         self._clients: list[rollyard.AsyncClient] = []
+        self._quick: list[rollyard.AsyncClient] = []
         self._wires: list[httpx2.AsyncClient] = []
 
     async def run(self, *, until: Callable[[], bool]) -> None:
@@ -128,13 +130,13 @@ class Load:
         waited for PATIENCE_S."""
         async with self._connections():
 
-            async def caller() -> None:
+            async def caller(number: int) -> None:
                 while not until():
-                    await self._one()
+                    await self._one(number)
 
             async with asyncio.TaskGroup() as tasks:
-                for _ in range(self._callers):
-                    tasks.create_task(caller())
+                for number in range(self._callers):
+                    tasks.create_task(caller(number))
 
     @asynccontextmanager
     async def _connections(self) -> AsyncGenerator[None]:
@@ -142,6 +144,8 @@ class Load:
             for address in self._addresses:
                 client = rollyard.AsyncClient(address)
                 self._clients.append(await stack.enter_async_context(client))
+                quick = rollyard.AsyncClient(address, max_retries=_QUICK_RETRIES)
+                self._quick.append(await stack.enter_async_context(quick))
                 transport = httpx2.AsyncHTTPTransport(uds=address.removeprefix("unix://"))
                 limits = httpx2.Timeout(PATIENCE_S, connect=_CONNECT_S)
                 wire = httpx2.AsyncClient(
@@ -150,19 +154,20 @@ class Load:
                 self._wires.append(await stack.enter_async_context(wire))
             yield
 
-    async def _one(self) -> None:
+    async def _one(self, home: int) -> None:
+        """Each caller has a gateway that it asks first; else all would end up at a dead one."""
         kind, job = self._chance.random(), next(self._jobs)
         if job.cancel:
-            await self._cancelled(job)
+            await self._cancelled(job, home)
         elif kind < _TWIN:
             await self._twins(job)
         elif kind < _TWIN + _LATE:
-            await self._late(job)
+            await self._late(job, home)
         elif kind < _TWIN + _LATE + _WIRE:
             jobs = [job, *(next(self._jobs) for _ in range(_WIRE_RUNS - 1))]
-            await self._batch([one for one in jobs if not one.cancel])
+            await self._batch([one for one in jobs if not one.cancel], home)
         else:
-            await self._answer(job, self._enter(job, "call"))
+            await self._answer(job, self._enter(job, "call"), home)
 
     # One answer --------------------------------------------------------------------------------
 
@@ -174,16 +179,18 @@ class Load:
         self.ledger.entries.append(entry)
         return entry
 
-    async def _answer(
-        self, job: Job, entry: Entry, first: int | None = None
-    ) -> rollyard.RunResult | None:
-        """Ask for one run until it is answered, at one gateway after the other."""
-        number = self._chance.randrange(len(self._clients)) if first is None else first
+    async def _answer(self, job: Job, entry: Entry, home: int) -> rollyard.RunResult | None:
+        """Ask for one run until it is answered, at one gateway after the other.
+
+        Half of the callers leave the retries to the SDK, the others soon try another gateway.
+        """
+        number = home
+        clients = self._clients if home // len(self._clients) % 2 else self._quick
 
         async def ask() -> rollyard.RunResult:
             nonlocal number
             while True:
-                client = self._clients[number % len(self._clients)]
+                client = clients[number % len(clients)]
                 number += 1
                 try:
                     return await client.run(**job.request, run_id=entry.run_id)
@@ -229,13 +236,13 @@ class Load:
         one, other = await asyncio.gather(self._answer(job, first, 0), self._answer(job, second, 1))
         self._compare(first, one, other)
 
-    async def _late(self, job: Job) -> None:
+    async def _late(self, job: Job, home: int) -> None:
         """Asked for again after its end: the stored result, not another execution."""
         entry = self._enter(job, "late")
-        first = await self._answer(job, entry)
+        first = await self._answer(job, entry, home)
         if first is not None:
             again = self._enter(job, "late", entry.run_id)
-            self._compare(entry, first, await self._answer(job, again))
+            self._compare(entry, first, await self._answer(job, again, home + 1))
 
     def _compare(
         self, entry: Entry, one: rollyard.RunResult | None, other: rollyard.RunResult | None
@@ -249,9 +256,9 @@ class Load:
                 f"{entry.run_id} ({entry.kind}) has two results: {_short(one)} and {_short(other)}"
             )
 
-    async def _cancelled(self, job: Job) -> None:
+    async def _cancelled(self, job: Job, home: int) -> None:
         entry = self._enter(job, "call")
-        running = asyncio.create_task(self._answer(job, entry))
+        running = asyncio.create_task(self._answer(job, entry, home))
         while not running.done():
             # Again until it is answered: it may have been forgotten, or not have come yet.
             await asyncio.wait([running], timeout=_CANCEL_EVERY_S)
@@ -265,11 +272,11 @@ class Load:
 
     # The wire ----------------------------------------------------------------------------------
 
-    async def _batch(self, jobs: list[Job]) -> None:
+    async def _batch(self, jobs: list[Job], home: int) -> None:
         """A batch as NDJSON without the SDK: each id has one line, whatever happens."""
         entries = [(self._enter(job, "wire"), job) for job in jobs]
         waiting = {entry.run_id: (entry, job) for entry, job in entries}
-        number = self._chance.randrange(len(self._wires))
+        number = home
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while waiting:

@@ -48,7 +48,8 @@ class Part:
     ) -> None:
         self.name = name
         self.lock = asyncio.Lock()
-        self.starts = 0
+        self.pids: list[int] = []
+        """Of all its lives."""
         self.said: Counter[str] = Counter()
         """How often it logged each event, over all its lives."""
         self.tracebacks: list[str] = []
@@ -77,8 +78,8 @@ class Part:
             RuntimeError: it ended instead, or said nothing for 90 s; with its last lines.
         """
         self._ready.clear()
-        self.starts += 1
         await self._child.start()
+        self.pids.append(self._child.pid)
         ready = asyncio.create_task(self._ready.wait())
         ended = asyncio.create_task(self._child.wait())
         await asyncio.wait({ready, ended}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
@@ -154,7 +155,7 @@ class Stack:
             return Part(name, python_module(module, *arguments), env, ready, self.directory)
 
         self.server = part(
-            "server", "ready to accept connections", "rollyard_queue", "--socket", str(socket)
+            "server", "accept connections", "rollyard_queue", "--socket", str(socket)
         )
         self.gateways = [
             part(

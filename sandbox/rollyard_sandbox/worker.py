@@ -201,7 +201,11 @@ class Worker:
         if self._running.get(delivery.run_id) is running:
             del self._running[delivery.run_id]
         self._freed.set()
-        self._outbox.put(FinishedRun(delivery.run_id, delivery.attempt, result))
+        # What we stopped is no longer ours: it has been answered, or went to others. Its end here
+        # must not pass for a result: a server that lost its memory counts attempts from 1 again,
+        # and would take it for the new life's.
+        if not running.stopped:
+            self._outbox.put(FinishedRun(delivery.run_id, delivery.attempt, result))
 
     async def _result(self, running: _Running) -> bytes:
         delivery = running.delivery
@@ -311,11 +315,12 @@ class Worker:
 
     async def _renew(self) -> None:
         if self._running:
-            asked = list(self._running)
-            lost = await self._queue.renew(self._id, asked, lease_s=self._lease_s)
+            asked = dict(self._running)
+            lost = await self._queue.renew(self._id, list(asked), lease_s=self._lease_s)
             self._metrics.count_renewal(len(asked), len(lost))
             for run_id in lost:
-                self._stop_run(run_id)
+                # The one we asked about: it may have come back to us as a newer attempt meanwhile.
+                asked[run_id].stop()
 
     async def _reap(self) -> None:
         await self._queue.reap()

@@ -2,8 +2,26 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 from rollyard.types import FieldProblem, Limits
+
+
+class LimitsLike(Protocol):
+    """The fields of :class:`rollyard.types.Limits`, whoever parsed them."""
+
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def cpu_s(self) -> float | None: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def disk_bytes(self) -> int: ...
+    @property
+    def pids(self) -> int: ...
+    @property
+    def output_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +35,7 @@ class Ceilings:
     pids: int
     output_bytes: int
 
-    def cover(self, limits: Limits) -> bool:
+    def cover(self, limits: LimitsLike) -> bool:
         """True when nothing in ``limits`` is above its maximum (the usual case, kept cheap)."""
         return (
             limits.timeout_s <= self.timeout_s

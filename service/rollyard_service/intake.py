@@ -4,17 +4,21 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 
 from rollyard.types import BatchRequest, FieldProblem, RunRequest
 from rollyard_queue.records import QueuedRun
 from rollyard_service.ceilings import Ceilings
 from rollyard_service.refusal import invalid
+from rollyard_service.wire import WireRun, read_batch, read_run
 
 MAX_PROBLEMS = 64
 """Problems named in one answer; more would only repeat them."""
 MAX_TEXT_CHARS = 300
 """Characters of a field path or message: both may quote what the caller sent."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 class AcceptedRun(NamedTuple):
@@ -38,6 +42,8 @@ class Intake:
         Raises:
             Refusal: 422, with every malformed field named.
         """
+        if (quick := read_run(body, self.ceilings)) is not None:
+            return self._taken(quick)[0]
         return self._accept([_validated(RunRequest, body)], prefix="")[0]
 
     def batch(self, body: bytes) -> list[AcceptedRun]:
@@ -46,6 +52,8 @@ class Intake:
         Raises:
             Refusal: 422, with every malformed field named, such as ``runs.3.limits.timeout_s``.
         """
+        if (quick := read_batch(body, self.ceilings)) is not None:
+            return self._taken(quick)
         return self._accept(_validated(BatchRequest, body).runs, prefix="runs.{}.")
 
     def accept(self, runs: Sequence[RunRequest]) -> list[AcceptedRun]:
@@ -80,19 +88,34 @@ class Intake:
             raise invalid(problems[:MAX_PROBLEMS])
         return accepted
 
+    def _taken(self, runs: Sequence[WireRun]) -> list[AcceptedRun]:
+        """The same for runs that msgspec read, of which nothing is left to check."""
+        wait_s = self._max_wait_s + self._slack_s
+        return [
+            AcceptedRun(
+                QueuedRun(run.run_id or "", _encode(run), run.job, None, run.priority),
+                wait_s + run.limits.timeout_s,
+            )
+            if run.deadline_s is None
+            else self._with_deadline(run, run.run_id or "", _encode(run), run.deadline_s)
+            for run in runs
+        ]
+
     def _encoded(self, run: RunRequest, run_id: str) -> AcceptedRun:
-        wait_s = self._max_wait_s
-        expires_in_ms = None
+        payload = run.model_dump_json().encode()
         if run.deadline_s is not None:
-            wait_s = min(wait_s, run.deadline_s)
-            expires_in_ms = max(1, round(run.deadline_s * 1000))
-        queued = QueuedRun(
-            run_id=run_id,
-            payload=run.model_dump_json().encode(),
-            job=run.job,
-            expires_in_ms=expires_in_ms,
-        )
-        return AcceptedRun(queued, wait_s + run.limits.timeout_s + self._slack_s)
+            return self._with_deadline(run, run_id, payload, run.deadline_s)
+        wait_s = self._max_wait_s + self._slack_s
+        queued = QueuedRun(run_id, payload, run.job, None, run.priority)
+        return AcceptedRun(queued, wait_s + run.limits.timeout_s)
+
+    def _with_deadline(
+        self, run: RunRequest | WireRun, run_id: str, payload: bytes, deadline_s: float
+    ) -> AcceptedRun:
+        expires_in_ms = max(1, round(deadline_s * 1000))
+        wait_s = min(self._max_wait_s, deadline_s) + self._slack_s
+        queued = QueuedRun(run_id, payload, run.job, expires_in_ms, run.priority)
+        return AcceptedRun(queued, wait_s + run.limits.timeout_s)
 
 
 def _validated[M: BaseModel](model: type[M], body: bytes) -> M:

@@ -6,7 +6,7 @@ import msgspec
 
 
 class QueuedRun(msgspec.Struct, frozen=True):
-    """A run on its way in. ``payload`` is the JSON of a complete ``rollyard.types.RunRequest``."""
+    """A run on its way in. ``payload`` is the JSON of a ``rollyard.types.RunRequest`` with its id."""
 
     run_id: str
     payload: bytes
@@ -73,29 +73,34 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class LimitsSpec(msgspec.Struct, frozen=True):
-    """``rollyard.types.Limits`` as the worker reads it; every field is present."""
+    """``rollyard.types.Limits`` as the worker reads it; what is at its default may be left out."""
 
-    timeout_s: float
-    cpu_s: float | None
-    memory_bytes: int
-    disk_bytes: int
-    pids: int
-    output_bytes: int
+    timeout_s: float = 10.0
+    cpu_s: float | None = None
+    memory_bytes: int = 512 << 20
+    disk_bytes: int = 64 << 20
+    pids: int = 64
+    output_bytes: int = 256 << 10
     compile_timeout_s: float = 10.0
 
 
 class RunSpec(msgspec.Struct, frozen=True):
-    """``rollyard.types.RunRequest`` as the worker reads it from a payload."""
+    """``rollyard.types.RunRequest`` as the worker reads it from a payload.
+
+    What is at its default may be left out: a small run is then a quarter as long. The defaults are
+    those of ``rollyard.types`` (a test compares them), so gateways and workers of one queue must
+    not disagree about them.
+    """
 
     run_id: str
     code: str
-    stdin: str | None
-    files: dict[str, str | dict[str, str]]
-    fetch_files: list[str]
-    limits: LimitsSpec
-    template: str
-    on_output_limit: str
-    job: str
+    stdin: str | None = None
+    files: dict[str, str | dict[str, str]] = {}
+    fetch_files: list[str] = []
+    limits: LimitsSpec = LimitsSpec()
+    template: str = "auto"
+    on_output_limit: str = "truncate"
+    job: str = "default"
     language: str = "python"
     isolation: str = "warm"
     echo_last: bool = False

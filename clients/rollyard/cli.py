@@ -41,6 +41,13 @@ _Count = Annotated[int, Parameter(validator=Number(gte=1))]
 _Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
 TemplateName = Literal["auto", "bare", "science", "plot"]
 
+# Named, not imported: it is another package, with dependencies of its own.
+app.command(
+    "rollyard_loadtest.command:app",
+    name="bench",
+    help="Put a load on a service and report what came of it: rates, latencies, verdicts.",
+)
+
 
 @app.command
 def up(

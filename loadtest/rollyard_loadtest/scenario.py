@@ -85,6 +85,8 @@ class Scenario(BaseModel):
     programs: Annotated[list[AnyKind], Field(min_length=1)]
     sweep: Sweep | None = None
     goals: Goals = Goals()
+    via: Literal["sdk", "http"] = "sdk"
+    """How Rollyard is called: by its SDK, or by bare HTTP for rates beyond one SDK's process."""
     slots: Annotated[int, Field(ge=1)] | None = None
     """Slots of a service that the bench starts itself; None: as the worker decides."""
 
@@ -154,9 +156,9 @@ def path_of(name: str) -> Path:
             return path
         raise ScenarioError(f"{name}: no such file")
     close = difflib.get_close_matches(name, names(), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ScenarioError(
-        f"no scenario {name!r}{hint} The package has {', '.join(names())}; "
+        f"there is no scenario {name!r}.{hint} The package has {', '.join(names())}; "
         "or give the path of a .toml or .jsonl file"
     )
 

@@ -1,0 +1,86 @@
+"""Latencies of any number, in constant memory, to three significant digits.
+
+HdrHistogram (https://hdrhistogram.org) in its own Python port, whose encoding other tools read.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Self
+
+from hdrh.histogram import HdrHistogram
+
+LOWEST_US, HIGHEST_US = 1, 24 * 3600 * 1_000_000
+"""Range in microseconds: shorter counts as the first, longer (a day) as the second."""
+DIGITS = 3
+ERROR = 10.0**-DIGITS
+"""Greatest relative error of a recorded value."""
+
+
+class Latencies:
+    """A histogram of times in seconds."""
+
+    def __init__(self) -> None:
+        self._counts = HdrHistogram(LOWEST_US, HIGHEST_US, DIGITS)
+
+    def __len__(self) -> int:
+        return int(self._counts.get_total_count())
+
+    def record(self, seconds: float) -> None:
+        """Count one time; negative counts as 0."""
+        self._counts.record_value(min(max(LOWEST_US, round(seconds * 1e6)), HIGHEST_US))
+
+    def add(self, other: Self) -> None:
+        """Count all of another's."""
+        self._counts.add(other._counts)
+
+    def quantile_s(self, q: float) -> float | None:
+        """The time that a share ``q`` (0 to 1) did not exceed; None when empty."""
+        if not len(self):
+            return None
+        return self._counts.get_value_at_percentile(q * 100) / 1e6
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean; None when empty."""
+        return self._counts.get_mean_value() / 1e6 if len(self) else None
+
+    def quantiles(self, shares: Iterable[float]) -> dict[str, float | None]:
+        """Share (as text) to seconds."""
+        return {f"{share:g}": self.quantile_s(share) for share in shares}
+
+    def curve(self) -> list[tuple[float, float]]:
+        """Points (share, seconds) of the whole distribution, denser towards its end."""
+        if not len(self):
+            return []
+        # Up to the last one that a run stands behind: beyond it is only the maximum again.
+        nines = math.log10(len(self)) if len(self) > 1 else 0.0
+        steps = 40
+        shares = [1 - 10 ** -(nines * step / steps) for step in range(steps + 1)]
+        return [(share, self.quantile_s(share) or 0.0) for share in (*shares, 1.0)]
+
+    def encoded(self) -> str:
+        """HdrHistogram's own compressed form, base64."""
+        return self._counts.encode().decode()
+
+    @classmethod
+    def decoded(cls, text: str) -> "Latencies":
+        """Of what :meth:`encoded` gave.
+
+        Raises:
+            ValueError: it is not such a text.
+        """
+        made = cls()
+        try:
+            made._counts.decode_and_add(text.encode())
+        except Exception as error:  # the library raises what its parts raise
+            raise ValueError(f"not an encoded histogram: {error}") from None
+        return made
+
+
+def merged(texts: Iterable[str]) -> Latencies:
+    """One histogram of several encoded ones."""
+    whole = Latencies()
+    for text in texts:
+        if text:
+            whole.add(Latencies.decoded(text))
+    return whole

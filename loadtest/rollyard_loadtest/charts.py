@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from rollyard_loadtest.figures import BenchFigures, Second, StageFigures
 from rollyard_loadtest.histogram import Latencies
@@ -55,6 +55,8 @@ def _svg(size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
 
 
 def _seconds_axis(axis: Any) -> None:
+    if axis.get_scale() == "log":
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: duration(value) if value > 0 else "0"))
     axis.set_minor_formatter(NullFormatter())
 

@@ -18,8 +18,9 @@ FAILED, USAGE, OURS = 1, 2, 3
 MISSING = "rollyard: this command needs more: pip install 'rollyard[local,bench]'"
 
 _SHORT = "Put a load on a service and report what came of it: rates, latencies, verdicts."
-_HELP = """Latency is counted from the moment at which a run was due, not from when it could be sent,
-so a service that stalls is charged for it. Every answer is held against the program's known result.
+_HELP = """Latency is counted from the moment at which a run was due, not from when it could be
+sent, so a service that stalls is charged for it. Every answer is held against the program's known
+result.
 Refused runs, retries and lost runs are counted apart.
 
 Without `--url` a whole service is started on this machine for the test, and stopped after.

@@ -9,6 +9,7 @@ import contextlib
 import marshal
 import os
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -36,8 +37,16 @@ _MEMORY_LOOK_S = 0.05
 _STOP_PATIENCE_S = 20.0  # PID 1 needs milliseconds to end a program; then it hangs itself
 
 
+class _Encoded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    base64: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9+/]*={0,2}\Z")]
+
+    def __post_init__(self) -> None:
+        if len(self.base64) % 4:
+            raise ValueError("base64 without its padding")
+
+
 class _Collected(msgspec.Struct, frozen=True):
-    files: dict[str, str | dict[str, str]] = {}
+    files: dict[str, str | _Encoded] = {}
     left_out: list[str] = []
 
 
@@ -249,7 +258,7 @@ class Execution:
             self._slot.usable = False  # the cause may be in the slot
             text = f"the program could not be started: {stderr.text()}"
             raise SlotLost(text, self._slot.evidence())
-        collected = _collected(fetched) if fetched >= 0 else _Collected()
+        files, left_out = _collected(fetched) if fetched >= 0 else ({}, [])
         return SlotReport(
             exit_code=os.WEXITSTATUS(ended.status) if os.WIFEXITED(ended.status) else None,
             signal=os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None,
@@ -262,8 +271,8 @@ class Execution:
             stderr=stderr.text(),
             stdout_truncated=stdout.truncated,
             stderr_truncated=stderr.truncated,
-            files=collected.files,
-            left_out=collected.left_out,
+            files=files,
+            left_out=left_out,
         )
 
 
@@ -287,10 +296,18 @@ def _decode(message: bytes) -> _Ended:
     return _Ended(begun, bool(stopped), bool(clean), status, *times)
 
 
-def _collected(descriptor: int) -> _Collected:
-    """What was collected; nothing where the collection itself failed."""
+def _collected(descriptor: int) -> tuple[dict[str, str | dict[str, str]], list[str]]:
+    """Files and what was left out; nothing where the collection itself failed.
+
+    What the SDK would not read is not passed on: its error would be the caller's.
+    """
     data = os.pread(descriptor, 8 * MAX_FETCHED_BYTES, 0)
     try:
-        return _collected_decoder.decode(data) if data else _Collected()
+        found = _collected_decoder.decode(data) if data else _Collected()
     except msgspec.DecodeError:
-        return _Collected()
+        found = _Collected()
+    files = {
+        name: content if isinstance(content, str) else {"base64": content.base64}
+        for name, content in found.files.items()
+    }
+    return files, found.left_out

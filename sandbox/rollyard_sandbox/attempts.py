@@ -1,7 +1,7 @@
 """Ways out of the sandbox, as small programs, each with the question that it answers.
 
 A program gathers in ``through`` what it managed although it should not. Numbers of system calls
-are x86-64's, the only architecture whose filter there is (guest/filter.py).
+are x86-64's.
 """
 
 from collections.abc import Callable

@@ -13,6 +13,7 @@ import msgspec
 from rollyard_queue.records import LimitsSpec, RunSpec
 from rollyard_sandbox.cgroups import Cgroups
 from rollyard_sandbox.execution import Execution
+from rollyard_sandbox.guest.filter import ARCHITECTURES
 from rollyard_sandbox.pool import Pool
 from rollyard_sandbox.reports import Evidence, SlotReport
 from rollyard_sandbox.slots import SlotLost
@@ -51,9 +52,10 @@ print(json.dumps({
         and fails(lambda: socket.create_connection(("192.0.2.1", 9), 0.5)),
     "capabilities": all(int(status[name], 16) == 0 for name in sets),
     "no_new_privileges": status["NoNewPrivs"] == "1",
-    "seccomp_tree": int(status.get("Seccomp_filters", "0")) >= 1 and refused(321, 0, 0, 0),
+    "seccomp_tree": int(status.get("Seccomp_filters", "0")) >= 1 and refused(CALLS['bpf'], 0, 0, 0),
     "seccomp_slot": int(status.get("Seccomp_filters", "0")) >= 2
-        and refused(272, 0x10000000) and refused(165, 0, 0, 0, 0, 0) and refused(425, 1, 0),
+        and refused(CALLS['unshare'], 0x10000000) and refused(CALLS['mount'], 0, 0, 0, 0, 0)
+        and refused(CALLS['io_uring_setup'], 1, 0),
     "landlock": refusal(lambda: socket.create_connection(("192.0.2.1", 9), 0.5)) == errno.EACCES,
     "descriptors": all(fails(lambda n=n: os.fstat(n)) for n in range(3, 256)),
     "rlimits": resource.getrlimit(resource.RLIMIT_CORE)[1] == 0
@@ -150,12 +152,18 @@ async def probe(pool: Pool, cgroups: Cgroups | None, template: str) -> list[Laye
 
 
 async def _facts(pool: Pool, template: str) -> dict[str, Any]:
-    report, evidence = await _run(pool, template, _PROGRAM, 64)
+    machine = platform.machine()
+    architecture = ARCHITECTURES.get(machine)
+    numbers = {
+        name: architecture.calls[name] if architecture else -1
+        for name in ("bpf", "unshare", "mount", "io_uring_setup")
+    }
+    report, evidence = await _run(pool, template, f"CALLS = {numbers!r}{_PROGRAM}", 64)
     try:
         return msgspec.json.decode(report.stdout, type=dict[str, Any])
     except msgspec.DecodeError as error:
         text = (
-            f"the probe did not answer on {platform.machine()} (exit code {report.exit_code}, "
+            f"the probe did not answer on {machine} (exit code {report.exit_code}, "
             f"signal {report.signal}, {report.killed or 'no limit'}, {evidence.oom_kills} killed "
             f"for memory, {report.wall_ms:.0f} ms): {report.stderr}"
         )

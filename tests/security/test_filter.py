@@ -6,10 +6,13 @@ from programs import named, ran, run
 from requirements import requirement
 
 from rollyard.types import Limits
+from rollyard_sandbox.guest import calls
 from rollyard_sandbox.guest import filter as system_calls
 
-HIDDEN = system_calls._HIDDEN  # pyright: ignore[reportPrivateUsage]
-REFUSED = system_calls._REFUSED  # pyright: ignore[reportPrivateUsage]
+HIDDEN, REFUSED = (
+    {name: calls.X86_64[name] for name in names}
+    for names in (system_calls._HIDDEN, system_calls._REFUSED)  # pyright: ignore[reportPrivateUsage]
+)
 
 
 @requirement("filter.refuses", "wall.seccomp_slot", "wall.seccomp_tree")
@@ -47,6 +50,10 @@ for value in (0x0040000, 8, 0x0400000):
 ## the process's own tracer, memory map and time-stamp counter
 for option in (0x59616D61, 35, 26):
     print(libc.prctl(option, 1, 0, 0, 0), ctypes.get_errno())
+## leases and notices of what others do with a directory
+for command in (1024, 1026):
+    for argument in (0, 1, 0x8000003f):
+        print(libc.fcntl(os.open("/usr", 0), command, argument), ctypes.get_errno())
 ## text pushed into a terminal
 for request in (0x5412, 0x541C):
     print(libc.ioctl(0, request, b"x"), ctypes.get_errno())

@@ -28,11 +28,15 @@ class QueueUnavailable(QueueError):
 
 
 class QueueFull(QueueError):
-    """Admission would pass the queue's bounds; nothing of the batch was queued."""
+    """Admission would pass the queue's bounds; nothing of the batch was queued.
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    ``job`` is the job whose own bound it is, or empty where it is the whole queue's.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float, job: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.job = job
 
 
 class Queue(ABC):
@@ -71,7 +75,9 @@ class Queue(ABC):
     async def claim(self, worker_id: str, *, max_runs: int, lease_s: float) -> list[Delivery]:
         """Take up to ``max_runs`` queued runs under a lease, without waiting.
 
-        Runs past their deadline are answered ``expired`` on the way and not delivered.
+        Jobs take turns; within a job the highest priority goes first, then the earliest deadline,
+        then the oldest. A job at its cap of running runs is passed over. Runs past their deadline
+        are answered ``expired`` on the way and not delivered.
         """
 
     @abstractmethod
@@ -98,7 +104,9 @@ class Queue(ABC):
     async def reap(self) -> int:
         """Redeliver runs whose lease ended; answer ``infra_error`` for one delivered too often.
 
-        Safe to call from every worker and gateway at once. Returns how many were touched.
+        The last attempt of a run is on probation: a worker holds at most one such run, so that a
+        run that kills its workers takes no other with it to its end. Safe to call from every
+        worker and gateway at once. Returns how many were touched.
         """
 
     @abstractmethod

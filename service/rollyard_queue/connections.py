@@ -66,6 +66,28 @@ class _MakePool(Protocol):
     def __call__(self, url: str, **options: object) -> _Pool: ...
 
 
+class Node(Protocol):
+    """Where a shard lives: one server, or whichever has it at the moment.
+
+    Every method raises QueueUnavailable where the command may or may not have run, and QueueError
+    where the server refused it.
+    """
+
+    async def command(self, *command: Argument) -> Answer:
+        """Run one command to its end, also where the caller is cancelled meanwhile."""
+        ...
+
+    async def run(
+        self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]
+    ) -> Answer:
+        """Run one script to its end; load it where the server does not know it."""
+        ...
+
+    async def block(self, commands: Sequence[Sequence[Argument]], *, wait_s: float) -> list[Answer]:
+        """Send commands together, the last of which may block for ``wait_s``; all the answers."""
+        ...
+
+
 class Server:
     """One server: a few connections for commands, and one more for each blocking read."""
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Literal, cast
 
-from rollyard_queue.connections import Answer, Server
+from rollyard_queue.connections import Answer, Node
 
 STEP_S = 60.0  # a read is renewed after it, so that a dead connection is noticed
 
@@ -20,10 +20,10 @@ class Listener:
     """The outstanding reads of one worker; one wait at a time, and none after stop()."""
 
     def __init__(
-        self, server: Server, *, inbox: str, wake: str, pass_on: Callable[[], Awaitable[object]]
+        self, node: Node, *, inbox: str, wake: str, pass_on: Callable[[], Awaitable[object]]
     ) -> None:
         """``pass_on`` gives a wake token to another worker, where this one has no use for it."""
-        self._server = server
+        self._node = node
         self._keys: dict[Source, str] = {"inbox": inbox, "wake": wake}
         self._pass_on = pass_on
         self._reads: dict[Source, asyncio.Task[Answer]] = {}
@@ -69,7 +69,7 @@ class Listener:
         return self._reads[source]
 
     async def _pop(self, key: str) -> Answer:
-        return (await self._server.block([("BLPOP", key, STEP_S)], wait_s=STEP_S))[-1]
+        return (await self._node.block([("BLPOP", key, STEP_S)], wait_s=STEP_S))[-1]
 
     def _take(self, sources: list[Source]) -> dict[Source, bytes]:
         came: dict[Source, bytes] = {}

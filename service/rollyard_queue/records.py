@@ -6,7 +6,7 @@ import msgspec
 
 
 class QueuedRun(msgspec.Struct, frozen=True):
-    """A run on its way in. ``payload`` is the JSON of a ``rollyard.types.RunRequest`` with its id."""
+    """A run on its way in; ``payload`` is the JSON of a ``rollyard.types.RunRequest`` with id."""
 
     run_id: str
     payload: bytes

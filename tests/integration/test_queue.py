@@ -114,10 +114,10 @@ async def test_a_result_stays_for_late_duplicates_and_then_goes(make_queue: Make
     queue = make_queue(result_ttl_s=0.1)
     await queue.submit([run("a")], reply_to="gw")
     await queue.finish("w", [done(await claim_one(queue), b"result")])
-    assert await keys.field("run:a", "payload") is None
+    assert not await keys.holds_payload("a")
     [receipt] = await queue.submit([run("a")], reply_to="other")
     assert (receipt.state, receipt.result) == ("done", b"result")
-    while "run:a" in await keys.all():
+    while await keys.result("a"):
         pass
     [receipt] = await queue.submit([run("a")], reply_to="gw")
     assert receipt.state == "accepted"
@@ -440,7 +440,7 @@ async def test_an_abandoned_run_goes_on_for_others(queue: RedisQueue):
 
 
 async def test_a_run_that_all_abandon_leaves_no_result_and_runs_anew(queue: RedisQueue, keys: Keys):
-    await queue.submit([run("a"), run("b", expires_in_ms=60_000)], reply_to="gw")
+    await queue.submit([run(one, expires_in_ms=60_000) for one in "ab"], reply_to="gw")
     first = await claim_one(queue)
     assert await queue.cancel(["a", "b"], abandon_by="gw") == ["running", "queued"]
     assert await queue.cancel(["a", "b"], abandon_by="gw") == ["unknown", "unknown"]

@@ -219,10 +219,11 @@ async def test_a_command_of_a_cancelled_caller_runs_to_its_end(embedded: Embedde
     await again.close()
 
 
-async def test_one_key_deleted_by_hand_does_not_stop_the_queue(server: Server, queue: RedisQueue):
+async def test_one_run_deleted_by_hand_does_not_stop_the_queue(server: Server, queue: RedisQueue):
     await queue.submit(runs(4), reply_to="gw")
     await queue.claim("w", max_runs=2, lease_s=0)
-    await server.command("DEL", "{rollyard}:run:r0", "{rollyard}:run:r2")
+    for key in ("runs", "payloads"):
+        await server.command("HDEL", "{rollyard:0}:" + key, "r0", "r2")
     assert await queue.reap() == 2
     assert [one.run_id for one in await queue.claim("w", max_runs=9, lease_s=1)] == ["r1", "r3"]
 
@@ -234,4 +235,4 @@ async def test_every_key_has_the_queues_hash_tag(server: Server, queue: RedisQue
     await queue.cancel(["r0"])
     keys = cast("list[bytes]", await server.command("KEYS", "*"))
     assert len(keys) >= 9
-    assert all(key.startswith(b"{rollyard}:") for key in keys)
+    assert all(key.startswith(b"{rollyard:0}:") for key in keys)

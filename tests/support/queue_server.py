@@ -8,11 +8,11 @@ from rollyard_queue.redis import RedisQueue
 
 
 class Keys:
-    """What a queue has left in its server."""
+    """What a queue of one shard has left in its server."""
 
     def __init__(self, server: Server, name: str) -> None:
         self._server = server
-        self._tag = f"{{{name}}}:"
+        self._tag = f"{{{name}:0}}:"
 
     async def all(self) -> set[str]:
         """Every key of the queue, without its tag."""
@@ -26,19 +26,37 @@ class Keys:
     async def ttl_ms(self, key: str) -> int:
         return cast("int", await self._server.command("PTTL", self._tag + key))
 
-    async def field(self, key: str, name: str) -> str | None:
-        value = cast("bytes | None", await self._server.command("HGET", self._tag + key, name))
-        return None if value is None else value.decode()
+    async def state(self, run_id: str) -> str:
+        """``queued``, ``running``, ``done`` or ``unknown``, looked up without the queue."""
+        if await self._has("owners", run_id):
+            return "running"
+        if await self._has("runs", run_id):
+            return "queued"
+        return "unknown" if await self.result(run_id) is None else "done"
 
-    async def replies(self, gateway: str, last: int) -> list[tuple[str, bytes]]:
-        """The last results sent to a gateway, oldest first; read without taking them."""
-        if not last:
-            return []
-        answer = await self._server.command(
-            "XREVRANGE", f"{self._tag}replies:{gateway}", "+", "-", "COUNT", last
-        )
-        entries = cast("list[tuple[bytes, list[bytes]]]", answer)
-        return [(fields[1].decode(), fields[3]) for _, fields in reversed(entries)]
+    async def result(self, run_id: str) -> bytes | None:
+        """The result that is kept for late duplicates."""
+        for key in await self.all():
+            if key.startswith("done:"):
+                value = await self._server.command("HGET", self._tag + key, run_id)
+                if value is not None:
+                    return cast("bytes", value)
+        return None
+
+    async def holds_payload(self, run_id: str) -> bool:
+        return await self._has("payloads", run_id)
+
+    async def replies(self, gateway: str) -> list[tuple[str, bytes]]:
+        """The results that a gateway has not acknowledged, oldest first; read without taking."""
+        answer = await self._server.command("XRANGE", f"{self._tag}replies:{gateway}", "-", "+")
+        sent: list[tuple[str, bytes]] = []
+        for _, fields in cast("list[tuple[bytes, list[bytes]]]", answer):
+            ids = [one.decode() for one in fields[::2]]
+            sent += zip(ids, fields[1::2], strict=True)
+        return sent
+
+    async def _has(self, key: str, run_id: str) -> bool:
+        return bool(await self._server.command("HEXISTS", self._tag + key, run_id))
 
 
 async def server_time_us(server: Server) -> int:

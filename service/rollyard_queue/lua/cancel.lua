@@ -1,75 +1,87 @@
 #!lua flags=allow-oom
 -- Cancels runs, or stops one gateway's waiting for them.
--- ARGV[3] the gateway that abandons, or '' to cancel for all; then run ids.
+-- ARGV[4] the gateway that abandons, or '' to cancel for all; then run ids.
 -- Answers the state met per run: queued, running, done, unknown.
--- Reads run:<id>. Writes run:<id>, job:<job>, ring, deadlines, leases, load, wake, totals,
--- inbox:<worker>, replies:<gateway>.
-local abandons = ARGV[3]
-local GONE_TTL_MS = 120000 -- several leases: by then its worker has been told, or is dead
-local answer, runs, bytes = {}, 0, 0
+-- Reads done:<period>. Writes what finish and dequeue write, gone:<period>, inbox:<worker>.
+local abandons = ARGV[4]
+local answer, settled = {}, {}
 
--- The waiters without the gateway, or false when it is not one of them.
-local function others(waiters)
+-- The record without the gateway; false when it is not one of them, '' when it was the last.
+local function without(record)
   local rest, found = {}, false
-  for gateway in string.gmatch(waiters, '[^\n]+') do
+  for _, gateway in ipairs(who(record).gateways) do
     if gateway == abandons then
       found = true
     else
       rest[#rest + 1] = gateway
     end
   end
-  return found and table.concat(rest, '\n')
+  if not found then
+    return false
+  elseif #rest == 0 then
+    return ''
+  end
+  return string.sub(record, 1, 36) .. who(record).job .. '\n' .. table.concat(rest, '\n')
 end
 
 -- Leaves nothing of the run but, where some worker may still report it, its attempt number.
-local function forget(key, attempt)
-  redis.call('DEL', key)
+local function abandon(id, attempt)
+  forgotten[#forgotten + 1] = id
   if attempt > 0 then
-    redis.call('HSET', key, 'state', 'gone', 'attempt', attempt)
-    redis.call('PEXPIRE', key, GONE_TTL_MS)
+    local key = TAG .. 'gone:' .. digits(math.floor(NOW / 1000 / GONE_PERIOD_MS))
+    redis.call('HSET', key, id, digits(attempt))
+    redis.call('PEXPIRE', key, 2 * GONE_PERIOD_MS)
   end
 end
 
-local function stop(id, state)
-  local key = TAG .. 'run:' .. id
-  local run = redis.call('HMGET', key, 'waiters', 'job', 'expires', 'bytes', 'owner', 'since',
-    'attempt')
-  local waiters, owner, attempt = run[1], run[5] or '', tonumber(run[7])
+local function stop(id, record, state)
   if abandons ~= '' then
-    local rest = others(waiters)
+    local rest = without(record)
     if not rest then
       return
     elseif rest ~= '' then
-      redis.call('HSET', key, 'waiters', rest)
+      redis.call('HSET', RUNS, id, rest)
       return
     end
   end
+  local job, owner, attempt = who(record).job, '', attempts_of(id)
   if state == 'queued' then
-    dequeue(id, run[2], run[3])
-    runs, bytes = runs + 1, bytes + tonumber(run[4])
+    dequeue(id, record)
+    queue_changed(job, -1, -redis.call('HSTRLEN', PAYLOADS, id))
   else
+    owner, attempt = owner_of(id)
     redis.call('ZREM', LEASES, id)
+    stops(id, job, owner)
     redis.call('RPUSH', TAG .. 'inbox:' .. owner, id)
     redis.call('PEXPIRE', TAG .. 'inbox:' .. owner, INBOX_TTL_MS)
   end
+  settled[id] = abandons == '' and 'done' or 'unknown'
   if abandons ~= '' then
-    forget(key, attempt)
+    abandon(id, attempt)
   else
     local message = state == 'queued' and 'cancelled before it ran' or 'cancelled while it ran'
-    settle(id, waiters,
-      result_of(id, 'cancelled', message, tonumber(run[6]), attempt, owner))
+    settle(id, record, result_of(id, 'cancelled', message, since_of(record), attempt, owner))
   end
 end
 
-for i = 4, #ARGV do
-  local state = redis.call('HGET', TAG .. 'run:' .. ARGV[i], 'state')
-  if state == 'queued' or state == 'running' then
-    stop(ARGV[i], state)
+local function is_done(id)
+  for back = 0, 2 do
+    if redis.call('HEXISTS', TAG .. 'done:' .. digits(PERIOD - back), id) == 1 then
+      return true
+    end
   end
-  answer[#answer + 1] = (not state or state == 'gone') and 'unknown' or state
+  return false
 end
-if runs > 0 then
-  queue_changed(-runs, -bytes)
+
+for i = 5, #ARGV do
+  local id = ARGV[i]
+  local record = not settled[id] and redis.call('HGET', RUNS, id)
+  if record then
+    answer[#answer + 1] = redis.call('HEXISTS', OWNERS, id) == 1 and 'running' or 'queued'
+    stop(id, record, answer[#answer])
+  else
+    answer[#answer + 1] = settled[id] or (is_done(id) and 'done') or 'unknown'
+  end
 end
-sent()
+flush()
 return answer

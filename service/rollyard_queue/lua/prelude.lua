@@ -1,111 +1,251 @@
 -- Put in front of every other script of this folder: the keys, the clock, and the steps that
 -- several scripts share. It is never run alone.
 --
--- Every key begins with one hash tag, `{<queue name>}:`, so that a queue lives on one slot of a
--- cluster. Every script gets the same eight KEYS in this order; keys of one run, job, gateway or
--- worker are built from the tag inside the scripts (same slot, so a cluster allows it).
+-- Every key of a shard begins with one hash tag, `{<queue name>:<shard>}:`, so that a shard lives
+-- on one slot of a cluster. Every script gets the same KEYS in this order; keys of one job,
+-- gateway, worker or period are built from the tag inside the scripts (same slot, so a cluster
+-- allows it). What is kept per run is a field of a shared hash, not a key: one call serves a batch.
 --
---   KEYS[1] load       hash  runs: queued runs; bytes: their payload bytes. Gone when runs is 0.
---   KEYS[2] ring       zset  jobs that have queued runs; score: µs when last served. A job is in
---                            it if and only if job:<job> exists.
---   KEYS[3] leases     zset  running run ids; score: µs when the lease ends. A run is in it if
---                            and only if its state is running.
---   KEYS[4] deadlines  zset  queued run ids that have a deadline; score: µs of the deadline.
---   KEYS[5] wake       list  wake tokens, at most MAX_WAKE. Gone when nothing is queued. One token
---                            wakes one idle worker; a claim that leaves work adds a token.
---   KEYS[6] totals     hash  finished, redelivered: counts since the start; window, now, before:
---                            runs drained in this and the previous window. TTL TOTALS_TTL_MS.
---   KEYS[7] workers    zset  worker ids; score: µs until which they count as alive. TTL: longest.
---   KEYS[8] slots      hash  worker id to its number of slots. TTL as workers.
+--   KEYS[1]  load       hash  runs, bytes: queued runs and their payload bytes. Gone when runs is 0.
+--   KEYS[2]  ring       zset  jobs with queued runs; score: µs when last served. A job that has
+--                             queue:<job> and is not here is at its cap of running runs; the end
+--                             of one of those brings it back.
+--   KEYS[3]  leases     zset  running run ids; score: µs when the lease ends. The same ids as owners.
+--   KEYS[4]  deadlines  zset  queued run ids whose deadline the caller named; score: its ms.
+--   KEYS[5]  wake       list  wake tokens, at most MAX_WAKE. Gone when nothing is queued. One token
+--                             wakes one idle worker; a claim that leaves work adds a token.
+--   KEYS[6]  totals     hash  finished, redelivered: counts since the start; window, now, before:
+--                             runs drained in this and the previous window. TTL TOTALS_TTL_MS.
+--   KEYS[7]  workers    zset  worker ids; score: µs until which they count as alive. TTL: longest.
+--   KEYS[8]  slots      hash  worker id to its number of slots. TTL as workers.
+--   KEYS[9]  runs       hash  id of a queued or running run to its record, see below.
+--   KEYS[10] payloads   hash  id of a queued or running run to its payload.
+--   KEYS[11] owners     hash  id of a running run to "<attempt> <worker>": fences finish.
+--   KEYS[12] history    hash  id of a queued or running run to "<attempts> <base>": deliveries
+--                             counted before the present one, and those of an abandoned earlier
+--                             life among them. Absent for "0 0".
+--   KEYS[13] running    hash  job to its running runs. Absent for 0.
+--   KEYS[14] bytes      hash  job to the payload bytes of its queued runs. Absent for 0.
+--   KEYS[15] probation  zset  as queue:<job>, of all jobs: runs at their last attempt. A worker
+--                             holds at most one of them at a time, so that a run that kills workers
+--                             takes no other with it to its end.
+--   KEYS[16] trials     hash  worker to the id of the run on probation that it holds.
 --
---   run:<id>           hash  state: queued, running, done or gone (abandoned, late worker alive)
---                            payload, bytes, job, since (µs of admission, its place in the job),
---                            expires (µs, optional), attempt (deliveries counted; fences finish),
---                            base (attempts of an abandoned earlier life), owner (worker),
---                            waiters (gateways, one a line, never empty while queued or running).
---                            done: only state and result, TTL the result's. gone: only state and
---                            attempt, TTL GONE_TTL_MS. No TTL while queued or running.
---   job:<job>          zset  queued run ids of the job; score: since. Gone when empty.
---   replies:<gateway>  stream  run_id, result: not yet acknowledged by the gateway. Deleted entry
---                            by entry by the reader; TTL REPLIES_TTL_MS from the last push, so
---                            the stream of a dead gateway goes by itself.
---   inbox:<worker>     list  ids of running runs taken away from the worker. TTL INBOX_TTL_MS.
+--   queue:<job>         zset  places of the job's queued runs; score: order. Gone when empty.
+--   done:<period>       hash  id to result, for late duplicates. TTL; found for the result's TTL to
+--                             one and a half times that.
+--   gone:<period>       hash  id to attempts of an abandoned life whose worker may still report.
+--   replies:<gateway>   stream  entries of id, result, id, result, ...: not yet acknowledged by the
+--                             gateway. Deleted entry by entry by the reader; TTL REPLIES_TTL_MS
+--                             from the last push, so the stream of a dead gateway goes by itself.
+--   inbox:<worker>      list  ids of running runs taken away from the worker. TTL INBOX_TTL_MS.
 --
--- ARGV[1] is the tag with its colon, ARGV[2] the result's TTL in ms; a script's own arguments
--- follow from ARGV[3]. Times that decide anything are this server's TIME.
+-- A record is <since><suffix><order><flag><job>\n<gateway>\n<gateway>...: since is the µs of
+-- admission (16 digits), suffix two characters for the place within its batch, order a signed number
+-- (17 characters): ms of the deadline less priority * PRIORITY_STEP, least first. The flag is d
+-- where the caller named the deadline. A place is <since><suffix><id>.
+--
+-- ARGV[1] is the tag with its colon, ARGV[2] the result's TTL in ms, ARGV[3] the attempts that a
+-- run has; a script's own arguments follow from ARGV[4]. Times that decide anything are this
+-- server's TIME.
 
 local LOAD, RING, LEASES, DEADLINES = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local WAKE, TOTALS, WORKERS, SLOTS = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local TAG, RESULT_TTL_MS = ARGV[1], ARGV[2]
+local RUNS, PAYLOADS, OWNERS, HISTORY = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local RUNNING, BYTES, PROBATION, TRIALS = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+local TAG, MAX_ATTEMPTS = ARGV[1], tonumber(ARGV[3])
 
 local MAX_WAKE = 4 -- wakes a few workers at once; each claim passes the wake on
 local REPLIES_TTL_MS = 120000
 local INBOX_TTL_MS = 60000
+local GONE_PERIOD_MS = 120000 -- several leases: by then its worker has been told, or is dead
 local TOTALS_TTL_MS = 7 * 86400 * 1000
 local WINDOW_US = 5000000 -- drain rate: over this window and the one before
+local PRIORITY_STEP = 4398046511104 -- 2^42: more ms than any deadline has until 2109
+local UNPACK = 4000 -- even, for pairs; Lua's stack takes 8000
 
 local clock = redis.call('TIME')
 local NOW = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
+local DONE_PERIOD_MS = math.max(1, math.ceil(tonumber(ARGV[2]) / 2))
+local PERIOD = math.floor(NOW / 1000 / DONE_PERIOD_MS)
 
 -- Lua's tostring keeps 14 digits; a time in µs has 16.
 local function digits(number)
   return string.format('%.0f', number)
 end
 
-local function queue_changed(runs, bytes)
-  if redis.call('HINCRBY', LOAD, 'runs', runs) <= 0 then
-    redis.call('DEL', LOAD, WAKE)
-  else
-    redis.call('HINCRBY', LOAD, 'bytes', bytes)
+local function call(command, key, list)
+  for i = 1, #list, UNPACK do
+    redis.call(command, key, unpack(list, i, math.min(i + UNPACK - 1, #list)))
   end
 end
 
 local function wake(tokens)
-  for _ = redis.call('LLEN', WAKE) + 1, math.min(tokens, MAX_WAKE) do
-    redis.call('RPUSH', WAKE, '1')
+  local missing = math.min(tokens, MAX_WAKE - redis.call('LLEN', WAKE))
+  if missing > 0 then
+    redis.call('RPUSH', WAKE, unpack({ '1', '1', '1', '1' }, 1, missing))
   end
 end
 
-local function enqueue(id, job, since, expires)
-  redis.call('ZADD', TAG .. 'job:' .. job, since, id)
-  redis.call('ZADD', RING, 'NX', digits(NOW), job)
-  if expires then
-    redis.call('ZADD', DEADLINES, expires, id)
+local function has_work()
+  return redis.call('EXISTS', RING, PROBATION) > 0
+end
+
+-- A record's parts. The job and the gateways of most runs in a batch are the same text.
+local parsed = {}
+local function who(record)
+  local tail = string.sub(record, 37)
+  local known = parsed[tail]
+  if not known then
+    known = { gateways = {} }
+    for line in string.gmatch(tail, '[^\n]+') do
+      if known.job then
+        known.gateways[#known.gateways + 1] = line
+      else
+        known.job = line
+      end
+    end
+    parsed[tail] = known
+  end
+  return known
+end
+
+local function since_of(record)
+  return tonumber(string.sub(record, 1, 16))
+end
+
+local function attempts_of(id)
+  local attempts, base = string.match(redis.call('HGET', HISTORY, id) or '0 0', '^(%d+) (%d+)$')
+  return tonumber(attempts), tonumber(base)
+end
+
+local function owner_of(id)
+  local attempt, worker = string.match(redis.call('HGET', OWNERS, id) or '', '^(%d+) (.*)$')
+  return worker, tonumber(attempt)
+end
+
+-- What a script has changed, written together by flush() at its end.
+local changed_runs, changed_bytes = 0, {} -- queued runs; payload bytes by job
+local stopped = {} -- runs that run no more, by job
+local ids, results, mail = {}, {}, {} -- ended runs; id, result, ...; the same by gateway
+local forgotten = {} -- ids of which nothing stays
+
+local function queue_changed(job, runs, bytes)
+  changed_runs = changed_runs + runs
+  changed_bytes[job] = (changed_bytes[job] or 0) + bytes
+end
+
+local function stops(id, job, worker)
+  stopped[job] = (stopped[job] or 0) + 1
+  if redis.call('HGET', TRIALS, worker) == id then
+    redis.call('HDEL', TRIALS, worker)
   end
 end
 
-local function dequeue(id, job, expires)
-  redis.call('ZREM', TAG .. 'job:' .. job, id)
-  if redis.call('EXISTS', TAG .. 'job:' .. job) == 0 then
+local function enqueue(id, record, lost)
+  local job, place = who(record).job, string.sub(record, 1, 18) .. id
+  local order = string.sub(record, 19, 35)
+  if lost > 0 and lost >= MAX_ATTEMPTS - 1 then
+    redis.call('ZADD', PROBATION, order, place)
+  else
+    redis.call('ZADD', TAG .. 'queue:' .. job, order, place)
+    redis.call('ZADD', RING, 'NX', digits(NOW), job)
+  end
+  if string.sub(record, 36, 36) == 'd' then
+    redis.call('ZADD', DEADLINES, digits(tonumber(order) % PRIORITY_STEP), id)
+  end
+end
+
+local function dequeue(id, record)
+  local job, place = who(record).job, string.sub(record, 1, 18) .. id
+  if redis.call('ZREM', TAG .. 'queue:' .. job, place) == 0 then
+    redis.call('ZREM', PROBATION, place)
+  elseif redis.call('EXISTS', TAG .. 'queue:' .. job) == 0 then
     redis.call('ZREM', RING, job)
   end
-  if expires then
-    redis.call('ZREM', DEADLINES, id)
-  end
+  redis.call('ZREM', DEADLINES, id)
 end
 
 -- Ends a run: stores the result for late duplicates and sends it to every gateway that waits.
--- The caller has taken the run out of queue or leases, and calls sent() once at its end.
-local pushed, settled = {}, 0
-local function settle(id, waiters, result)
-  local key = TAG .. 'run:' .. id
-  redis.call('DEL', key)
-  redis.call('HSET', key, 'state', 'done', 'result', result)
-  redis.call('PEXPIRE', key, RESULT_TTL_MS)
-  for gateway in string.gmatch(waiters, '[^\n]+') do
-    redis.call('XADD', TAG .. 'replies:' .. gateway, '*', 'run_id', id, 'result', result)
-    pushed[gateway] = true
+-- The caller has taken the run out of queue or leases, and calls flush() once at its end.
+local function settle(id, record, result)
+  local n = #ids + 1
+  ids[n] = id
+  results[2 * n - 1], results[2 * n] = id, result
+  for _, gateway in ipairs(who(record).gateways) do
+    local box = mail[gateway]
+    if not box then
+      box = { n = 0 }
+      mail[gateway] = box
+    end
+    box[box.n + 1], box[box.n + 2] = id, result
+    box.n = box.n + 2
   end
-  settled = settled + 1
 end
 
-local function sent()
-  for gateway in pairs(pushed) do
-    redis.call('PEXPIRE', TAG .. 'replies:' .. gateway, REPLIES_TTL_MS)
+local function forget(list)
+  call('HDEL', RUNS, list)
+  call('HDEL', PAYLOADS, list)
+  call('HDEL', OWNERS, list)
+  if redis.call('EXISTS', HISTORY) == 1 then
+    call('HDEL', HISTORY, list)
   end
-  if settled > 0 then
-    redis.call('HINCRBY', TOTALS, 'finished', settled)
-    redis.call('PEXPIRE', TOTALS, TOTALS_TTL_MS)
+end
+
+local function flush_ended()
+  forget(ids)
+  local done = TAG .. 'done:' .. digits(PERIOD)
+  local first = redis.call('EXISTS', done) == 0
+  call('HSET', done, results)
+  if first then
+    -- Two periods after its own it is not looked at any more, and freed at leisure; the TTL, which
+    -- may be at the server's expense, is for a queue that stands still.
+    redis.call('PEXPIRE', done, 4 * DONE_PERIOD_MS)
+    redis.call('UNLINK', TAG .. 'done:' .. digits(PERIOD - 3))
+  end
+  for gateway, box in pairs(mail) do
+    local key = TAG .. 'replies:' .. gateway
+    for i = 1, box.n, UNPACK do
+      redis.call('XADD', key, '*', unpack(box, i, math.min(i + UNPACK - 1, box.n)))
+    end
+    redis.call('PEXPIRE', key, REPLIES_TTL_MS)
+  end
+  redis.call('HINCRBY', TOTALS, 'finished', #ids)
+  redis.call('PEXPIRE', TOTALS, TOTALS_TTL_MS)
+end
+
+local function flush()
+  if #ids > 0 then
+    flush_ended()
+  end
+  if #forgotten > 0 then
+    forget(forgotten)
+  end
+  local room = false -- for a job that was at its cap
+  for job, runs in pairs(stopped) do
+    if redis.call('HINCRBY', RUNNING, job, -runs) <= 0 then
+      redis.call('HDEL', RUNNING, job)
+    end
+    if redis.call('EXISTS', TAG .. 'queue:' .. job) == 1 then
+      room = redis.call('ZADD', RING, 'NX', digits(NOW), job) == 1 or room
+    end
+  end
+  local bytes = 0
+  for job, change in pairs(changed_bytes) do
+    bytes = bytes + change
+    if change ~= 0 and redis.call('HINCRBY', BYTES, job, change) <= 0 then
+      redis.call('HDEL', BYTES, job)
+    end
+  end
+  if changed_runs ~= 0 or bytes ~= 0 then
+    if redis.call('HINCRBY', LOAD, 'runs', changed_runs) <= 0 then
+      redis.call('DEL', LOAD, WAKE, BYTES)
+    else
+      redis.call('HINCRBY', LOAD, 'bytes', bytes)
+    end
+  end
+  if room or (next(stopped) and redis.call('EXISTS', PROBATION) == 1) then
+    wake(1)
   end
 end
 
@@ -120,7 +260,7 @@ local function result_of(id, outcome, message, since, attempt, worker)
     .. cjson.encode(message) .. '}'
 end
 
-local function expire(id, waiters, since, attempt)
+local function expire(id, record)
   local message = 'the deadline passed before a worker started it'
-  settle(id, waiters, result_of(id, 'expired', message, since, attempt, ''))
+  settle(id, record, result_of(id, 'expired', message, since_of(record), attempts_of(id), ''))
 end

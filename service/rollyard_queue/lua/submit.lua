@@ -1,26 +1,73 @@
 #!lua
 -- Queues a batch, all or nothing. Refused by the server itself when it is out of memory.
--- ARGV[3] gateway, [4] max queued runs, [5] max queued bytes,
--- then per run: id, payload, job, ms until its deadline or ''.
--- Answers {'full', seconds to wait as text, queued runs, queued bytes} and has changed nothing, or
--- {'ok', state, ...}: per run 'accepted', 'joined', or {'done', result}.
--- Reads load, totals. Writes run:<id>, job:<job>, ring, deadlines, load, wake.
-local gateway, max_runs, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+-- ARGV[4] gateway, [5] max queued runs, [6] max queued bytes, [7] and [8] the same for one job
+-- (0: no bound of its own), [9] how many classes there are; then per class: job, ms until the
+-- deadline or '', priority; then per run: id, payload, number of its class.
+-- Answers {'full', job or '', seconds to wait as text, queued runs, queued bytes} and has changed
+-- nothing, or {states, result, ...}: states has a letter for each run, a for accepted, j for joined
+-- and d for done, and each d has a result, in order.
+-- Reads load, totals, done:<period>, gone:<period>. Writes runs, payloads, history, queue:<job>, ring,
+-- deadlines, load, bytes, wake.
+local gateway, max_runs, max_bytes = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local job_max_runs, job_max_bytes = tonumber(ARGV[7]), tonumber(ARGV[8])
+local NO_DEADLINE_MS = 86400000 -- the longest that a caller may name: in order, after all others
+local now_ms = math.floor(NOW / 1000)
 
-local new, new_runs, new_bytes, states = {}, 0, 0, {}
-for i = 6, #ARGV, 4 do
-  local id = ARGV[i]
-  local state = new[id] and 'queued' or redis.call('HGET', TAG .. 'run:' .. id, 'state')
-  states[#states + 1] = state or 'new'
-  if not state or state == 'gone' then
-    new[id] = true
-    new_runs = new_runs + 1
-    new_bytes = new_bytes + #ARGV[i + 1]
+local jobs, classes, first = {}, {}, 10 + 3 * tonumber(ARGV[9])
+for i = 10, first - 1, 3 do
+  local job, named = ARGV[i], ARGV[i + 1] ~= ''
+  local due = now_ms + (named and tonumber(ARGV[i + 1]) or NO_DEADLINE_MS)
+  local order = due - tonumber(ARGV[i + 2]) * PRIORITY_STEP
+  jobs[job] = jobs[job] or { runs = 0, bytes = 0, places = {} }
+  classes[#classes + 1] = {
+    job = jobs[job], due = named and digits(due), order = digits(order),
+    record = string.format('%+017.0f', order) .. (named and 'd' or '-') .. job .. '\n' .. gateway,
+  }
+end
+
+local run_ids, n = {}, 0
+for i = first, #ARGV, 3 do
+  n = n + 1
+  run_ids[n] = ARGV[i]
+end
+local live = redis.call('HMGET', RUNS, unpack(run_ids))
+
+-- id to value, of the newest periods of done:<period> or gone:<period> that have it.
+local function recent(kind, period, periods, wanted)
+  local found = {}
+  for back = 0, periods - 1 do
+    local key = TAG .. kind .. digits(period - back)
+    if redis.call('EXISTS', key) == 1 then
+      for i, value in ipairs(redis.call('HMGET', key, unpack(wanted))) do
+        found[wanted[i]] = found[wanted[i]] or value
+      end
+    end
+  end
+  return found
+end
+
+local absent = {}
+for i = 1, n do
+  if not live[i] then
+    absent[#absent + 1] = run_ids[i]
+  end
+end
+local ended = #absent > 0 and recent('done:', PERIOD, 3, absent) or {}
+
+local new, new_runs, new_bytes = {}, 0, 0
+for i = 1, n do
+  local id = run_ids[i]
+  if not live[i] and not ended[id] and not new[id] then
+    local at = first + 3 * (i - 1)
+    local job = classes[tonumber(ARGV[at + 2])].job
+    new[id] = i
+    new_runs, new_bytes = new_runs + 1, new_bytes + #ARGV[at + 1]
+    job.runs, job.bytes = job.runs + 1, job.bytes + #ARGV[at + 1]
   end
 end
 
 -- Seconds until the excess has drained, at the rate of the last two windows.
-local function retry_after(runs_over, bytes_over, queued, queued_bytes)
+local function retry_after(runs_over, bytes_over, queued, queued_bytes, jobs_served)
   local seen = redis.call('HMGET', TOTALS, 'window', 'now', 'before')
   local window = math.floor(NOW / WINDOW_US)
   local age = window - (tonumber(seen[1]) or 0)
@@ -29,58 +76,91 @@ local function retry_after(runs_over, bytes_over, queued, queued_bytes)
   if drained == 0 then
     return 1
   end
-  local rate = drained / ((WINDOW_US + NOW - window * WINDOW_US) / 1000000)
+  local rate = drained / ((WINDOW_US + NOW - window * WINDOW_US) / 1000000) / jobs_served
   local share = math.max(runs_over, bytes_over / math.max(1, queued_bytes) * queued)
   return math.min(30, math.max(0.1, share / rate))
 end
 
-if new_runs > 0 then
-  local now = redis.call('HMGET', LOAD, 'runs', 'bytes')
-  local queued, queued_bytes = tonumber(now[1] or 0), tonumber(now[2] or 0)
-  local runs_over = queued + new_runs - max_runs
-  local bytes_over = queued_bytes + new_bytes - max_bytes
+local function refusal(name, queued, queued_bytes, more, most_runs, most_bytes)
+  local runs_over = most_runs > 0 and queued + more.runs - most_runs or 0
+  local bytes_over = most_bytes > 0 and queued_bytes + more.bytes - most_bytes or 0
   if runs_over > 0 or bytes_over > 0 then
-    local wait_s = retry_after(runs_over, bytes_over, queued, queued_bytes)
-    return { 'full', string.format('%.3f', wait_s), queued, queued_bytes }
+    -- Jobs take turns, so that one job has its share of the rate.
+    local served = name == '' and 1 or math.max(1, redis.call('ZCARD', RING))
+    local wait_s = retry_after(runs_over, bytes_over, queued, queued_bytes, served)
+    return { 'full', name, string.format('%.3f', wait_s), queued, queued_bytes }
   end
 end
 
-local answer, n = { 'ok' }, 0
-for i = 6, #ARGV, 4 do
-  n = n + 1
-  local id, state = ARGV[i], states[n]
-  local key = TAG .. 'run:' .. id
-  if state == 'done' then
-    answer[n + 1] = { 'done', redis.call('HGET', key, 'result') }
-  elseif state == 'new' or state == 'gone' then
-    -- A worker may still hold an abandoned life of this id: going on with its attempt numbers
-    -- keeps that worker's late result from being taken for this life's.
-    local base = 0
-    if state == 'gone' then
-      base = redis.call('HGET', key, 'attempt')
-      redis.call('DEL', key)
+if new_runs > 0 then
+  local now = redis.call('HMGET', LOAD, 'runs', 'bytes')
+  local refused = refusal('', tonumber(now[1] or 0), tonumber(now[2] or 0),
+    { runs = new_runs, bytes = new_bytes }, max_runs, max_bytes)
+  if not refused and (job_max_runs > 0 or job_max_bytes > 0) then
+    for name, job in pairs(jobs) do
+      if job.runs > 0 and not refused then
+        refused = refusal(name, redis.call('ZCARD', TAG .. 'queue:' .. name),
+          tonumber(redis.call('HGET', BYTES, name) or 0), job, job_max_runs, job_max_bytes)
+      end
     end
-    -- Within a batch the order is the caller's: one µs apart.
-    local payload, job, since = ARGV[i + 1], ARGV[i + 2], digits(NOW + n - 1)
-    redis.call('HSET', key, 'state', 'queued', 'payload', payload, 'bytes', #payload, 'job', job,
-      'since', since, 'attempt', base, 'base', base, 'waiters', gateway)
-    local expires = false
-    if ARGV[i + 3] ~= '' then
-      expires = digits(NOW + tonumber(ARGV[i + 3]) * 1000)
-      redis.call('HSET', key, 'expires', expires)
-    end
-    enqueue(id, job, since, expires)
-    answer[n + 1] = 'accepted'
+  end
+  if refused then
+    return refused
+  end
+end
+
+local records, payloads, deadlines, states, answer = {}, {}, {}, {}, { '' }
+local now = digits(NOW)
+
+local function queue(i, id)
+  local at = first + 3 * (i - 1)
+  local class = classes[tonumber(ARGV[at + 2])]
+  -- Within a batch the order is the caller's.
+  local since = now .. string.char(40 + math.floor(i / 32), 40 + i % 32)
+  records[#records + 1], records[#records + 2] = id, since .. class.record
+  payloads[#payloads + 1], payloads[#payloads + 2] = id, ARGV[at + 1]
+  local places = class.job.places
+  places[#places + 1], places[#places + 2] = class.order, since .. id
+  if class.due then
+    deadlines[#deadlines + 1], deadlines[#deadlines + 2] = class.due, id
+  end
+end
+
+for i = 1, n do
+  local id = run_ids[i]
+  if ended[id] then
+    states[i], answer[#answer + 1] = 'd', ended[id]
+  elseif new[id] == i then
+    states[i] = 'a'
+    queue(i, id)
   else
-    local waiters = redis.call('HGET', key, 'waiters')
-    if not string.find('\n' .. waiters .. '\n', '\n' .. gateway .. '\n', 1, true) then
-      redis.call('HSET', key, 'waiters', waiters .. '\n' .. gateway)
+    states[i] = 'j'
+    local record = not new[id] and redis.call('HGET', RUNS, id)
+    if record and not string.find(record .. '\n', '\n' .. gateway .. '\n', 37, true) then
+      redis.call('HSET', RUNS, id, record .. '\n' .. gateway)
     end
-    answer[n + 1] = 'joined'
   end
 end
 if new_runs > 0 then
-  queue_changed(new_runs, new_bytes)
+  call('HSET', RUNS, records)
+  call('HSET', PAYLOADS, payloads)
+  call('ZADD', DEADLINES, deadlines)
+  for name, job in pairs(jobs) do
+    if job.runs > 0 then
+      call('ZADD', TAG .. 'queue:' .. name, job.places)
+      redis.call('ZADD', RING, 'NX', now, name)
+      queue_changed(name, job.runs, job.bytes)
+    end
+  end
+  -- A worker may still hold an abandoned life of an id: going on with its attempt numbers keeps
+  -- that worker's late result from being taken for this life's.
+  for id, attempts in pairs(recent('gone:', math.floor(NOW / 1000 / GONE_PERIOD_MS), 2, absent)) do
+    if attempts and new[id] then
+      redis.call('HSET', HISTORY, id, attempts .. ' ' .. attempts)
+    end
+  end
+  flush()
   wake(new_runs)
 end
+answer[1] = table.concat(states)
 return answer

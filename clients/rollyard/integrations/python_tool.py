@@ -60,7 +60,7 @@ class _Tool:
         max_chars: int = DEFAULT_MAX_CHARS,
         echo_last: bool = True,
         fault_retries: int = FAULT_RETRIES,
-        max_retries: int = DEFAULT_MAX_RETRIES,
+        max_retries: int | None = DEFAULT_MAX_RETRIES,
     ) -> None:
         self._base_url = base_url
         self._api_key = api_key
@@ -71,7 +71,7 @@ class _Tool:
         self._echo_last = echo_last
         self._fault_retries = fault_retries
 
-    def _request(self, code: str) -> RunRequest | str:
+    def request(self, code: str) -> RunRequest | str:
         """The run, or what to tell a model whose argument is no program."""
         if not isinstance(code, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             return f"[invalid call: code must be text, not {type(code).__name__}]"
@@ -106,18 +106,29 @@ class PythonTool(_Tool):
         Returns:
             What it printed, with a traceback or the limit that ended it.
         """
-        request = self._request(code)
-        if isinstance(request, str):
-            return request
+        text, _ = self.run(code)
+        return text
+
+    def run(self, code: str) -> tuple[str, RunResult | None]:
+        """As :meth:`python`, with the result; None for a call that is no program.
+
+        Raises:
+            ServiceFault: after all retries.
+        """
+        request = self.request(code)
+        return (request, None) if isinstance(request, str) else self.submit(request)
+
+    def submit(self, request: RunRequest) -> tuple[str, RunResult | None]:
+        """As :meth:`run`, for a request made from one of :meth:`request`."""
         for left in range(self._fault_retries, -1, -1):
             try:
                 result = self._client.submit(request)
             except PayloadTooLarge as error:
-                return f"[invalid call: {error}]"
+                return f"[invalid call: {error}]", None
             except RollyardError as error:
                 raise ServiceFault(str(error), cause=error) from error
             if not (result.is_infra and left):
-                return self._read(result)
+                return self._read(result), result
         raise AssertionError("unreachable")
 
     def close(self) -> None:
@@ -155,9 +166,11 @@ class AsyncPythonTool(_Tool):
         Raises:
             ServiceFault: after all retries.
         """
-        request = self._request(code)
-        if isinstance(request, str):
-            return request, None
+        request = self.request(code)
+        return (request, None) if isinstance(request, str) else await self.submit(request)
+
+    async def submit(self, request: RunRequest) -> tuple[str, RunResult | None]:
+        """As :meth:`run`, for a request made from one of :meth:`request`."""
         for left in range(self._fault_retries, -1, -1):
             try:
                 result = await self._client.submit(request)

@@ -62,14 +62,20 @@ class RollyardTool(BaseTool):
         """
         try:
             text, result = await self._tool.run(parameters.get("code"))  # pyright: ignore[reportArgumentType]
-        except ServiceFault:
-            if not self._mark:
-                raise
-            fields = getattr(kwargs.get("agent_data"), "extra_fields", None)
-            if isinstance(fields, dict):
-                fields["service_fault"] = True
-            return ToolResponse(text=""), 0.0, {"service_fault": 1}
+        except ServiceFault as fault:
+            return self._faulted(fault, kwargs)
         metrics: dict[str, Any] = {"service_fault": 0}
         if result is not None:
             metrics |= {"outcome": result.outcome, "wall_ms": result.wall_ms}
         return ToolResponse(text=text), 0.0, metrics
+
+    def _faulted(
+        self, fault: ServiceFault, kwargs: dict[str, Any]
+    ) -> tuple[Any, float, dict[str, Any]]:
+        """Mark the trajectory, or raise, as ``on_fault`` says."""
+        if not self._mark:
+            raise fault
+        fields = getattr(kwargs.get("agent_data"), "extra_fields", None)
+        if isinstance(fields, dict):
+            fields["service_fault"] = True
+        return ToolResponse(text=""), 0.0, {"service_fault": 1}

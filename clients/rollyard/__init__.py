@@ -10,9 +10,11 @@
 
 from rollyard._async_client import AsyncClient
 from rollyard._client import Client
+from rollyard._gateway import ClientLoad, GatewayLoad
 from rollyard._version import __version__
 from rollyard.errors import (
     BadRequest,
+    Conflict,
     DeadlineExceeded,
     Overloaded,
     PayloadTooLarge,
@@ -34,7 +36,10 @@ __all__ = [
     "AsyncClient",
     "BadRequest",
     "Client",
+    "ClientLoad",
+    "Conflict",
     "DeadlineExceeded",
+    "GatewayLoad",
     "Limits",
     "Outcome",
     "Overloaded",

@@ -4,13 +4,13 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Literal, Self, cast
 
 from rollyard import _fork
 from rollyard._batch_stream import BatchStream, Progress, in_order
-from rollyard._call import Call, LimitsDict, RunLike, make_request, request_of
+from rollyard._call import PLAIN, Call, LimitsDict, Options, RunLike
 from rollyard._config import (
     DEFAULT_BATCH_MAX_DELAY_S,
     DEFAULT_BATCH_MAX_RUNS,
@@ -20,9 +20,12 @@ from rollyard._config import (
     TransportKind,
     make_config,
 )
+from rollyard._gateway import ClientLoad, GatewayLoad
 from rollyard._link import Link
+from rollyard._pacer import STRIDE
+from rollyard._request import request_of
 from rollyard._transport import transport_class
-from rollyard.errors import BadRequest, DeadlineExceeded, RollyardError
+from rollyard.errors import BadRequest
 from rollyard.types import RUN_ID_PATTERN, Language, Limits, RunRequest, RunResult, Template
 
 _RUN_ID = re.compile(RUN_ID_PATTERN)
@@ -37,20 +40,30 @@ class AsyncClient:
     loop. A client can be pickled; its settings travel (the API key too), its connections do not.
 
     Args:
-        base_url: ``http://host:port``, ``https://…`` or ``unix:///path/to.sock``. Default: the
-            environment variable ``ROLLYARD_URL``, else ``http://127.0.0.1:8000``.
+        base_url: ``http://host:port``, ``https://…`` or ``unix:///path/to.sock``; several of one
+            service's gateways as a list, or with commas between them. Default: the environment
+            variable ``ROLLYARD_URL``, else ``http://127.0.0.1:8000``.
         api_key: Bearer key. Default: ``ROLLYARD_API_KEY``, else none.
         job: The training job to which runs are accounted that name none.
         timeout_s: Seconds that one call may take in all, retries included; None: no bound but
             that of the retries. Not the time limit of the program: that is
             ``limits["timeout_s"]``.
-        max_retries: Tries after the first. Waits 0.1 s, 0.2 s, … 8 s, with jitter, or as long
-            as the service asks for.
-        batch_max_runs: Calls that travel in one request, at most.
+        max_retries: Tries after the first, then the call fails. None: as long as ``timeout_s``
+            allows; without one, until the service has given nobody an answer for 120 s (or for
+            the run's ``deadline_s`` where that is longer; for 20 s where it never answered).
+            Between tries it waits 0.1 s, 0.2 s, … 8 s, with jitter, or as long as the service
+            asks for.
+        batch_max_runs: Calls that travel in one request, at most. 64 fill one; more travel in
+            one only where many wait.
         batch_max_delay_s: How long the first call waits for others to travel with it.
         max_connections: Requests under way at once. Beyond it, calls wait and batches grow.
         transport: ``"httpx2"``, or ``"aiohttp"`` for less CPU a request (needs
             ``rollyard[aiohttp]``).
+
+    With several gateways, each request goes to the one that has least to do; one that fails or
+    drains gets none until it works again, and its unanswered runs go to the others under the same
+    ids. A gateway whose queue is full gets as many runs at once as it takes, and no more: what is
+    above waits here (see :attr:`load`).
 
     Raises:
         ValueError: A setting is out of range.
@@ -59,12 +72,12 @@ class AsyncClient:
 
     def __init__(
         self,
-        base_url: str | None = None,
+        base_url: str | Sequence[str] | None = None,
         *,
         api_key: str | None = None,
         job: str = "default",
         timeout_s: float | None = None,
-        max_retries: int = DEFAULT_MAX_RETRIES,
+        max_retries: int | None = DEFAULT_MAX_RETRIES,
         batch_max_runs: int = DEFAULT_BATCH_MAX_RUNS,
         batch_max_delay_s: float = DEFAULT_BATCH_MAX_DELAY_S,
         max_connections: int = DEFAULT_MAX_CONNECTIONS,
@@ -115,6 +128,15 @@ class AsyncClient:
         link = self._links.pop(asyncio.get_running_loop(), None)
         if link is not None:
             await link.aclose()
+
+    @property
+    def load(self) -> ClientLoad:
+        """What this client has under way, in all its loops; reads counters, asks nobody."""
+        links = list(self._links.values())
+        lists = [[gateway.load for gateway in link.gateways] for link in links]
+        waiting = sum(link.coalescer.waiting for link in links)
+        loads = tuple(GatewayLoad.sum(same) for same in zip(*lists, strict=True))
+        return ClientLoad(waiting, sum(load.in_flight for load in loads), loads)
 
     async def _link(self) -> Link:
         loop = asyncio.get_running_loop()
@@ -171,51 +193,70 @@ class AsyncClient:
         Raises:
             BadRequest: An argument is malformed, or above what the service allows.
             Unauthorized: The key is missing or not accepted.
+            Conflict: ``run_id`` belongs to another program.
             PayloadTooLarge: More bytes than the service takes.
             Overloaded: The queue was full at each try.
             Unavailable: The service was down at each try.
-            TransportError: No usable answer came, after all retries.
+            TransportError: No usable answer came, for as long as it was tried.
             DeadlineExceeded: ``timeout_s`` passed.
         """
-        request = make_request(
-            code,
-            job=job if job is not None else self._config.job,
-            stdin=stdin,
-            limits=limits,
-            files=files,
-            fetch_files=fetch_files,
-            template=template,
-            on_output_limit=on_output_limit,
-            language=language,
-            isolation=isolation,
-            echo_last=echo_last,
-            run_id=run_id,
-            deadline_s=deadline_s,
-        )
-        return await self._answer(request, self._bound_s(timeout_s))
+        options = PLAIN
+        if (
+            stdin is not None
+            or limits is not None
+            or files
+            or fetch_files
+            or template != "auto"
+            or on_output_limit != "truncate"
+            or language != "python"
+            or isolation != "warm"
+            or echo_last
+            or deadline_s is not None
+        ):
+            options = Options(
+                stdin,
+                # They are looked at later than the caller may change them.
+                dict(limits) if isinstance(limits, dict) else limits,  # pyright: ignore[reportArgumentType]
+                dict(files) if files else None,
+                fetch_files,
+                template,
+                on_output_limit,
+                language,
+                isolation,
+                echo_last,
+                deadline_s,
+            )
+        if job is None:
+            job = self._config.job
+        return await self._answer(code, job, run_id, options, timeout_s)
 
     async def submit(self, request: RunRequest, *, timeout_s: float | None = None) -> RunResult:
         """Run one :class:`rollyard.RunRequest`; otherwise as :meth:`run`."""
         request = request_of(request, job=self._config.job, index=0)
-        return await self._answer(request, self._bound_s(timeout_s))
+        return await self._answer(request, request.job, request.run_id, PLAIN, timeout_s)
 
-    async def _answer(self, request: RunRequest, timeout_s: float | None) -> RunResult:
-        link = await self._link()
-        call = Call(request)
-        link.coalescer.submit(call)
+    async def _answer(
+        self,
+        asked: str | RunRequest,
+        job: str,
+        run_id: str | None,
+        options: Options,
+        timeout_s: float | None,
+    ) -> RunResult:
+        bound_s = self._bound_s(timeout_s)
+        loop = asyncio.get_running_loop()
+        link = self._links.get(loop) or await self._link()
+        call = Call(
+            asked, loop, job=job, run_id=run_id, options=options, bounded=bound_s is not None
+        )
+        link.submit(call, bound_s)
         try:
-            if timeout_s is None:
-                return await call.future
-            async with asyncio.timeout(timeout_s):
-                return await call.future
+            return await call.future
         except asyncio.CancelledError:
-            link.abandon([call])
+            if not call.future.cancelled():
+                call.future.exception()  # it ended in the same turn: nobody else will look
+            link.abandonment.add([call])
             raise
-        except TimeoutError:
-            if call.own_id:  # with an id of the caller's, the next call may ask for the result
-                link.abandon([call])
-            message = f"no result within {timeout_s:g} s"
-            raise DeadlineExceeded(message, run_id=call.run_id) from None
 
     def _bound_s(self, timeout_s: float | None) -> float | None:
         bound = timeout_s if timeout_s is not None else self._config.timeout_s
@@ -255,34 +296,25 @@ class AsyncClient:
             RollyardError: As :meth:`run`.
         """
         name = job if job is not None else self._config.job
-        checked = [request_of(item, job=name, index=i) for i, item in enumerate(requests)]
-        return self._results(checked, ordered, self._bound_s(timeout_s), progress)
+        checked = [_checked(item, name, index) for index, item in enumerate(requests)]
+        return self._results(checked, name, ordered, self._bound_s(timeout_s), progress)
 
     async def _results(
         self,
-        requests: list[RunRequest],
+        requests: list[str | RunRequest],
+        job: str,
         ordered: bool,
         timeout_s: float | None,
         progress: Progress | None,
     ) -> AsyncGenerator[RunResult, None]:
-        finished = self._finished(requests, timeout_s, progress)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s if timeout_s is not None else None
+        stream = BatchStream(await self._link(), requests, job=job, deadline=deadline)
+        finished = stream.finished(progress=progress)
         # in_order closes what it reads from.
         async with aclosing(in_order(finished) if ordered else finished) as results:
             async for _, result in results:
                 yield result
-
-    async def _finished(
-        self, requests: list[RunRequest], timeout_s: float | None, progress: Progress | None
-    ) -> AsyncGenerator[tuple[int, RunResult], None]:
-        refill = self._config.batch_max_runs
-        # Half of the connections: single calls must not wait behind a batch of a million.
-        window = refill * max(1, self._config.max_connections // 2)
-        loop = asyncio.get_running_loop()
-        stream = BatchStream(await self._link(), requests, window=window, refill=refill)
-        deadline = loop.time() + timeout_s if timeout_s is not None else None
-        async with aclosing(stream.finished(deadline=deadline, progress=progress)) as finished:
-            async for place, result in finished:
-                yield place, result
 
     async def run_all(
         self,
@@ -292,10 +324,17 @@ class AsyncClient:
         timeout_s: float | None = None,
         progress: Progress | None = None,
     ) -> list[RunResult]:
-        """Run many programs; return their results in order. Otherwise as :meth:`run_batch`."""
-        stream = self.run_batch(
-            requests, ordered=True, job=job, timeout_s=timeout_s, progress=progress
-        )
+        """Run many programs; return their results in order. Otherwise as :meth:`run_batch`.
+
+        Checks the requests little by little, so that many of them do not hold up the loop.
+        """
+        name = job if job is not None else self._config.job
+        checked: list[str | RunRequest] = []
+        for index, item in enumerate(requests):
+            checked.append(_checked(item, name, index))
+            if not isinstance(item, str) and index % (4 * STRIDE) == 0:
+                await asyncio.sleep(0)
+        stream = self._results(checked, name, True, self._bound_s(timeout_s), progress)
         async with aclosing(stream) as results:
             return [result async for result in results]
 
@@ -311,7 +350,7 @@ class AsyncClient:
             raise BadRequest("run_id: malformed", status=422)
         link = await self._link()
         try:
-            await link.request("DELETE", f"/v1/runs/{run_id}")
+            await link.short.ask("DELETE", f"/v1/runs/{run_id}")
         except BadRequest as error:
             if error.status == 404:
                 return False
@@ -325,23 +364,22 @@ class AsyncClient:
             RollyardError: As :meth:`run`.
         """
         link = await self._link()
-        return cast("dict[str, float]", json.loads(await link.request("GET", "/v1/stats")))
+        return cast("dict[str, float]", json.loads(await link.short.ask("GET", "/v1/stats")))
 
     async def healthy(self) -> bool:
-        """Return True when the gateway's process answers. One try, no exception."""
-        return await self._probe("/healthz")
+        """Return True when a gateway's process answers. One try each, no exception."""
+        return await (await self._link()).short.any_answers("/healthz")
 
     async def ready(self) -> bool:
-        """Return True when the gateway takes runs: its queue answers. One try, no exception."""
-        return await self._probe("/readyz")
+        """Return True when a gateway takes runs: its queue answers. One try each, no exception."""
+        return await (await self._link()).short.any_answers("/readyz")
 
-    async def _probe(self, path: str) -> bool:
-        link = await self._link()
-        try:
-            await link.request("GET", path, retry=False)
-        except RollyardError:
-            return False
-        return True
+
+def _checked(item: RunLike, job: str, index: int) -> str | RunRequest:
+    # ASCII text is always a valid program; one that is too long is found when it is sent.
+    if type(item) is str and item.isascii():
+        return item
+    return request_of(item, job=job, index=index)
 
 
 def _from_config(cls: type[AsyncClient], config: ClientConfig) -> AsyncClient:

@@ -3,12 +3,16 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from rollyard._call import Call
+from rollyard._coalesce import FILL_RUNS
 from rollyard._link import Link
 from rollyard.errors import DeadlineExceeded, Overloaded, RollyardError, TransportError, Unavailable
 from rollyard.types import RunRequest, RunResult
+
+SUBMITTED_AT_ONCE = 1024  # of a large batch, in one turn of the loop
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished runs and of all runs, after each run that finishes."""
@@ -20,23 +24,27 @@ Finished = tuple[int, RunResult]
 
 
 class BatchStream:
-    """The runs of one ``run_batch``; at most ``window`` of them are under way at once."""
+    """The runs of one ``run_batch``; at most the coalescer's share is under way at once."""
 
     def __init__(
-        self, link: Link, requests: Sequence[RunRequest], *, window: int, refill: int
+        self,
+        link: Link,
+        requests: Sequence[str | RunRequest],
+        *,
+        job: str,
+        deadline: float | None,
     ) -> None:
         self._link = link
-        self._todo: Iterator[tuple[int, RunRequest]] = iter(enumerate(requests))
-        self._total = len(requests)
-        self._window = window
-        self._refill = refill
+        self._loop = asyncio.get_running_loop()
+        self._todo: Iterator[tuple[int, str | RunRequest]] = iter(enumerate(requests))
+        self._unsent = self._total = len(requests)
+        self._job = job
+        self._deadline = deadline
         self._active: dict[int, Call] = {}
         self._ended: deque[int] = deque()
         self._wake = asyncio.Event()
 
-    async def finished(
-        self, *, deadline: float | None, progress: Progress | None
-    ) -> AsyncGenerator[Finished, None]:
+    async def finished(self, *, progress: Progress | None) -> AsyncGenerator[Finished, None]:
         """Yield place and result of each run as it finishes.
 
         A run to which the service gave no answer comes as ``infra_error``, after the first real
@@ -44,7 +52,7 @@ class BatchStream:
 
         Raises:
             RollyardError: as above; or the service refused a run for the caller's fault; or the
-                loop time ``deadline`` passed.
+                deadline passed.
         """
         held: list[tuple[int, RunResult, RollyardError]] = []
         answered = False
@@ -52,7 +60,7 @@ class BatchStream:
         try:
             self._submit()
             while self._active:
-                await self._some_ended(deadline)
+                await self._some_ended()
                 while self._ended:
                     place = self._ended.popleft()
                     result, error = _settle(self._active.pop(place))
@@ -67,41 +75,49 @@ class BatchStream:
                         yield held_place, held_result
                     held.clear()
                     yield place, result
-                if len(self._active) <= self._window - self._refill:
-                    self._submit()
+                self._submit()
             if held:
                 raise held[0][2]
         finally:
             for call in self._active.values():
                 call.future.cancel()
-            self._link.abandon(self._active.values())
+            self._link.abandonment.add(self._active.values())
 
     def _submit(self) -> None:
-        while len(self._active) < self._window:
-            entry = next(self._todo, None)
-            if entry is None:
-                return
-            place, request = entry
-            call = Call(request)
+        """Send more if there is room; the rest in later turns of the loop."""
+        room = self._link.coalescer.share - len(self._active)
+        if not self._unsent or room < min(FILL_RUNS, self._unsent):
+            return
+        for place, asked in islice(self._todo, min(room, SUBMITTED_AT_ONCE)):
+            request = asked if isinstance(asked, RunRequest) else None
+            call = Call(
+                asked,
+                self._loop,
+                job=self._job,
+                run_id=request.run_id if request is not None else None,
+                bounded=self._deadline is not None,
+            )
             self._active[place] = call
             call.future.add_done_callback(lambda _, place=place: self._end(place))
-            self._link.coalescer.submit(call)
+            self._link.submit(call, None)
+            self._unsent -= 1
+        if self._unsent and room > SUBMITTED_AT_ONCE:
+            self._loop.call_soon(self._wake.set)
 
     def _end(self, place: int) -> None:
         self._ended.append(place)
         self._wake.set()
 
-    async def _some_ended(self, deadline: float | None) -> None:
+    async def _some_ended(self) -> None:
         self._wake.clear()  # all that ended was taken, with nothing awaited since
-        if deadline is None:
-            await self._wake.wait()
-            return
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(self._deadline):
                 await self._wake.wait()
         except TimeoutError:
+            trouble = self._link.coalescer.trouble
             raise DeadlineExceeded(
-                f"{len(self._active)} runs of the batch have no result at its deadline"
+                f"{len(self._active) + self._unsent} runs of the batch have no result at its "
+                f"deadline{f' ({trouble})' if trouble else ''}"
             ) from None
 
 

@@ -1,14 +1,10 @@
 """One run on its way: what the caller asked for, as it is sent, and where the answer goes."""
 
 import asyncio
-import base64
-import uuid
+import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
-from pydantic import ValidationError
-
-from rollyard.errors import BadRequest
 from rollyard.types import Language, Limits, RunRequest, RunResult, Template
 
 if TYPE_CHECKING:
@@ -19,14 +15,6 @@ if TYPE_CHECKING:
 QUEUE_ALLOWANCE_S = 600.0
 # Start-up, delivery to another worker after a loss, and the way back.
 MARGIN_S = 60.0
-_RUN_ID = {"run_id"}
-_DEFAULTS: dict[str, object] = {
-    "template": "auto",
-    "on_output_limit": "truncate",
-    "language": "python",
-    "isolation": "warm",
-    "echo_last": False,
-}
 MIN_DEADLINE_S = 0.001  # the service takes no 0
 
 
@@ -46,129 +34,104 @@ RunLike = str | RunRequest | Mapping[str, object]
 """A program, a request, or a dict with the fields of a request (files may be bytes)."""
 
 
+class Options(NamedTuple):
+    """The arguments of ``run`` beside the code, as they were given: not yet validated."""
+
+    stdin: str | None = None
+    limits: Limits | LimitsDict | None = None
+    files: Mapping[str, str | bytes] | None = None
+    fetch_files: Iterable[str] = ()
+    template: Template = "auto"
+    on_output_limit: Literal["truncate", "stop"] = "truncate"
+    language: Language = "python"
+    isolation: Literal["warm", "fresh"] = "warm"
+    echo_last: bool = False
+    deadline_s: float | None = None
+
+
+PLAIN = Options()
+
+
 class Call:
-    """One run that somebody waits for."""
+    """One run that somebody waits for.
+
+    Making one does as little as possible: ten thousand callers that start in one turn of their
+    loop all make theirs within that turn. What is asked is looked at later, by ``Encoder``.
+    """
 
     __slots__ = (
-        "_request",
-        "_started",
+        "asked",
+        "bounded",
+        "deadline_s",
         "exchange",
+        "failed_at",
         "future",
+        "job",
+        "options",
         "own_id",
         "payload",
+        "queued_at",
         "run_id",
-        "silence_s",
+        "sent",
+        "started",
+        "timeout_s",
+        "tries",
     )
 
-    def __init__(self, request: RunRequest) -> None:
-        self.own_id = request.run_id is None
+    def __init__(
+        self,
+        asked: str | RunRequest,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        job: str = "default",
+        run_id: str | None = None,
+        options: Options = PLAIN,
+        bounded: bool = False,
+    ) -> None:
+        self.asked = asked
+        """The code, to which ``job`` and ``options`` belong, or a valid request."""
+        self.job = job
+        self.options = options
+        self.own_id = run_id is None
         """The id was made here, so nobody else can wait for this run."""
-        self.run_id = request.run_id if request.run_id is not None else uuid.uuid4().hex
-        self.payload = _payload(request, self.run_id)
-        self._request = request if request.deadline_s is not None else None
-        self._started = asyncio.get_running_loop().time()
-        queue_s = request.deadline_s if request.deadline_s is not None else QUEUE_ALLOWANCE_S
-        self.silence_s = queue_s + request.limits.timeout_s + MARGIN_S
-        """Silence in seconds that this run explains: it may be queued, then running."""
-        self.future: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
+        self.run_id = os.urandom(16).hex() if run_id is None else run_id
+        self.bounded = bounded
+        """The caller's own time-out ends it, so that the count of tries need not."""
+        self.future: asyncio.Future[RunResult] = loop.create_future()
+        self.started = self.queued_at = loop.time()
+        """When it was asked for, and when it was last put in line; loop time."""
+        self.payload = b""
+        """The run as it travels, without its deadline; empty until it is encoded."""
+        self.deadline_s: float | None = None
+        self.timeout_s = 0.0
+        """Of the program: its limit."""
         self.exchange: Exchange | None = None
-        """The HTTP exchange that carries it, once it left the window."""
+        """The HTTP exchange that carries it, while one does."""
+        self.sent = False
+        """The service may know of it."""
+        self.tries = 0
+        """Tries that failed since it, or a neighbour in its batch, got on."""
+        self.failed_at: float | None = None
+        """When the first of them failed."""
 
-    def payload_now(self) -> bytes:
+    @property
+    def silence_s(self) -> float:
+        """Silence in seconds that this run explains: it may be queued, then running."""
+        queue_s = self.deadline_s if self.deadline_s is not None else QUEUE_ALLOWANCE_S
+        return queue_s + self.timeout_s + MARGIN_S
+
+    def payload_at(self, now: float) -> bytes:
         """The payload, with what is left of its deadline: a retry must not prolong it.
 
         Past it the service still decides: the run may have started in time.
         """
-        request = self._request
-        if request is None or request.deadline_s is None:
+        if self.deadline_s is None:
             return self.payload
-        waited_s = asyncio.get_running_loop().time() - self._started
-        left_s = max(MIN_DEADLINE_S, request.deadline_s - waited_s)
-        return _payload(request.model_copy(update={"deadline_s": left_s}), self.run_id)
+        left_s = max(MIN_DEADLINE_S, self.deadline_s - (now - self.started))
+        return b'%b,"deadline_s":%r}' % (self.payload[:-1], left_s)
 
     @property
     def answered(self) -> bool:
         """True when a result came; False while it waits, when it failed, or was given up."""
         future = self.future
         return future.done() and not future.cancelled() and future.exception() is None
-
-
-def _payload(request: RunRequest, run_id: str) -> bytes:
-    # Unset fields are left to the service; a set one travels even when equal to the default.
-    fields = request.model_dump_json(exclude_unset=True, exclude=_RUN_ID)
-    return f'{{"run_id":"{run_id}",{fields[1:]}'.encode()  # an id has nothing to escape
-
-
-def make_request(
-    code: str,
-    *,
-    job: str,
-    stdin: str | None = None,
-    limits: Limits | LimitsDict | None = None,
-    files: Mapping[str, str | bytes] | None = None,
-    fetch_files: Iterable[str] = (),
-    template: Template = "auto",
-    on_output_limit: str = "truncate",
-    language: Language = "python",
-    isolation: str = "warm",
-    echo_last: bool = False,
-    run_id: str | None = None,
-    deadline_s: float | None = None,
-) -> RunRequest:
-    """Validate the arguments of ``run``.
-
-    Raises:
-        BadRequest: an argument is malformed; the message names it.
-    """
-    wanted = [fetch_files] if isinstance(fetch_files, str) else list(fetch_files)
-    given: dict[str, object] = {
-        "stdin": stdin,
-        "limits": limits,
-        "files": files or None,
-        "fetch_files": wanted or None,
-        "template": template,
-        "on_output_limit": on_output_limit,
-        "language": language,
-        "isolation": isolation,
-        "echo_last": echo_last,
-        "run_id": run_id,
-        "deadline_s": deadline_s,
-    }
-    # Spares most runs most fields, and an older service those that it does not know.
-    fields = {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}
-    fields |= {"code": code, "job": job}
-    return _validated(fields, where="")
-
-
-def request_of(item: RunLike, *, job: str, index: int) -> RunRequest:
-    """Validate one item of a batch; ``job`` is for those that name none.
-
-    Raises:
-        BadRequest: the item is malformed; the message names its place and field.
-    """
-    where = f"runs.{index}."
-    if isinstance(item, str):
-        return _validated({"code": item, "job": job}, where=where)
-    if isinstance(item, RunRequest):
-        return item if "job" in item.model_fields_set else item.model_copy(update={"job": job})
-    return _validated({"job": job, **item}, where=where)
-
-
-def _validated(fields: dict[str, object], *, where: str) -> RunRequest:
-    files = fields.get("files")
-    if isinstance(files, Mapping):
-        fields["files"] = {path: _wire_content(content) for path, content in files.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    try:
-        return RunRequest.model_validate(fields)
-    except ValidationError as error:
-        problems = [
-            f"{where}{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-            for problem in error.errors(include_url=False, include_input=False)
-        ]
-        raise BadRequest("; ".join(problems), status=422) from error
-
-
-def _wire_content(content: object) -> object:
-    if isinstance(content, bytes | bytearray):
-        return {"base64": base64.b64encode(content).decode()}
-    return content

@@ -1,25 +1,58 @@
 """The client for code without asyncio."""
 
+import functools
 import queue
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import aclosing
-from typing import Literal, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rollyard import _fork
 from rollyard._async_client import AsyncClient
 from rollyard._batch_stream import Progress
-from rollyard._call import LimitsDict, RunLike
-from rollyard._config import (
-    DEFAULT_BATCH_MAX_DELAY_S,
-    DEFAULT_BATCH_MAX_RUNS,
-    DEFAULT_MAX_CONNECTIONS,
-    DEFAULT_MAX_RETRIES,
-    TransportKind,
-)
+from rollyard._call import RunLike
+from rollyard._gateway import ClientLoad
 from rollyard._loop_thread import LoopThread, outcome
-from rollyard.types import Language, Limits, RunRequest, RunResult, Template
+from rollyard.types import RunResult
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _blocking(
+    method: "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]",
+) -> "Callable[Concatenate[Client, P], R]":
+    """The same method for code without asyncio: arguments, guarantees, errors and docstring.
+
+    An interrupt (KeyboardInterrupt) cancels what was asked for.
+    """
+
+    @functools.wraps(method)
+    def call(self: "Client", *args: P.args, **kwargs: P.kwargs) -> R:
+        asked = method(self._async, *args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        return self._loop().call(asked)  # pyright: ignore[reportPrivateUsage]
+
+    return call
+
+
+def _with_settings_of(
+    init: "Callable[Concatenate[AsyncClient, P], None]",
+) -> "Callable[[Callable[[Client, AsyncClient], None]], Callable[Concatenate[Client, P], None]]":
+    """An ``__init__`` with the arguments of AsyncClient's, which gets the client they make."""
+
+    def decorate(
+        own: "Callable[[Client, AsyncClient], None]",
+    ) -> "Callable[Concatenate[Client, P], None]":
+        @functools.wraps(init)
+        def made(self: "Client", *args: P.args, **kwargs: P.kwargs) -> None:
+            client = AsyncClient.__new__(AsyncClient)
+            init(client, *args, **kwargs)
+            own(self, client)
+
+        return made
+
+    return decorate
 
 
 class Client:
@@ -32,32 +65,9 @@ class Client:
     dropped, or still open at exit, closes itself.
     """
 
-    def __init__(
-        self,
-        base_url: str | None = None,
-        *,
-        api_key: str | None = None,
-        job: str = "default",
-        timeout_s: float | None = None,
-        max_retries: int = DEFAULT_MAX_RETRIES,
-        batch_max_runs: int = DEFAULT_BATCH_MAX_RUNS,
-        batch_max_delay_s: float = DEFAULT_BATCH_MAX_DELAY_S,
-        max_connections: int = DEFAULT_MAX_CONNECTIONS,
-        transport: TransportKind = "httpx2",
-    ) -> None:
-        self._set_up(
-            AsyncClient(
-                base_url,
-                api_key=api_key,
-                job=job,
-                timeout_s=timeout_s,
-                max_retries=max_retries,
-                batch_max_runs=batch_max_runs,
-                batch_max_delay_s=batch_max_delay_s,
-                max_connections=max_connections,
-                transport=transport,
-            )
-        )
+    @_with_settings_of(AsyncClient.__init__)
+    def __init__(self, client: AsyncClient) -> None:
+        self._set_up(client)
 
     def _set_up(self, client: AsyncClient) -> None:
         self._async = client
@@ -111,51 +121,18 @@ class Client:
                     self._finalizer = weakref.finalize(self, thread.stop)
         return thread
 
-    def run(
-        self,
-        code: str,
-        *,
-        stdin: str | None = None,
-        limits: Limits | LimitsDict | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        fetch_files: Iterable[str] = (),
-        template: Template = "auto",
-        on_output_limit: Literal["truncate", "stop"] = "truncate",
-        language: Language = "python",
-        isolation: Literal["warm", "fresh"] = "warm",
-        echo_last: bool = False,
-        job: str | None = None,
-        run_id: str | None = None,
-        deadline_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> RunResult:
-        """Run one program; return its result, whatever its outcome.
+    run = _blocking(AsyncClient.run)
+    submit = _blocking(AsyncClient.submit)
+    run_all = _blocking(AsyncClient.run_all)
+    cancel = _blocking(AsyncClient.cancel)
+    stats = _blocking(AsyncClient.stats)
+    healthy = _blocking(AsyncClient.healthy)
+    ready = _blocking(AsyncClient.ready)
 
-        Arguments, guarantees and errors are those of :meth:`rollyard.AsyncClient.run`. An
-        interrupt (KeyboardInterrupt) cancels the run.
-        """
-        return self._loop().call(
-            self._async.run(
-                code,
-                stdin=stdin,
-                limits=limits,
-                files=files,
-                fetch_files=fetch_files,
-                template=template,
-                on_output_limit=on_output_limit,
-                language=language,
-                isolation=isolation,
-                echo_last=echo_last,
-                job=job,
-                run_id=run_id,
-                deadline_s=deadline_s,
-                timeout_s=timeout_s,
-            )
-        )
-
-    def submit(self, request: RunRequest, *, timeout_s: float | None = None) -> RunResult:
-        """Run one :class:`rollyard.RunRequest`; otherwise as :meth:`run`."""
-        return self._loop().call(self._async.submit(request, timeout_s=timeout_s))
+    @property
+    def load(self) -> ClientLoad:
+        """What this client has under way; as :attr:`rollyard.AsyncClient.load`."""
+        return self._async.load
 
     def run_batch(
         self,
@@ -195,35 +172,6 @@ class Client:
                 pumping.cancel()
 
         return drain()
-
-    def run_all(
-        self,
-        requests: Iterable[RunLike],
-        *,
-        job: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress | None = None,
-    ) -> list[RunResult]:
-        """Run many programs; return their results in order. Otherwise as :meth:`run_batch`."""
-        return list(
-            self.run_batch(requests, ordered=True, job=job, timeout_s=timeout_s, progress=progress)
-        )
-
-    def cancel(self, run_id: str) -> bool:
-        """Cancel a run for all who wait for it; as :meth:`rollyard.AsyncClient.cancel`."""
-        return self._loop().call(self._async.cancel(run_id))
-
-    def stats(self) -> dict[str, float]:
-        """Counts of the queue and the gateway (``GET /v1/stats``)."""
-        return self._loop().call(self._async.stats())
-
-    def healthy(self) -> bool:
-        """Return True when the gateway's process answers. One try, no exception."""
-        return self._loop().call(self._async.healthy())
-
-    def ready(self) -> bool:
-        """Return True when the gateway takes runs: its queue answers. One try, no exception."""
-        return self._loop().call(self._async.ready())
 
 
 def _from_async(cls: type[Client], client: AsyncClient) -> Client:

@@ -1,141 +1,143 @@
-"""One batch on its way through HTTP, until each of its runs has a result or an error."""
+"""One batch on its way through HTTP: one request, and the lines that come back."""
 
 import asyncio
 import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from pydantic import ValidationError
 
 from rollyard._call import Call
+from rollyard._gateway import Gateway
 from rollyard._lines import LineSplitter
+from rollyard._pacer import STRIDE, Pacer, Work
 from rollyard._refusal import Refusal, read_refusal
-from rollyard._retry import RetryPolicy, TransportFault, final_error, is_retried, retry_after_s
-from rollyard._transport import Transport
+from rollyard._retry import TransportFault
 from rollyard.errors import RollyardError, TransportError
 from rollyard.types import RunResult
 
 NDJSON = "application/x-ndjson"
-_BLAMES_MEMBERS = frozenset({400, 413, 422})
 
 logger = logging.getLogger(__name__)
 
 
-class Exchange:
-    """Carries calls with distinct ids; each future is done when the task ends, whatever happens."""
+class Host(Protocol):
+    """Who sends exchanges, and hears from them."""
 
-    def __init__(self, transport: Transport, policy: RetryPolicy, calls: Iterable[Call]) -> None:
-        self._transport = transport
-        self._policy = policy
-        self._calls = {call.run_id: call for call in calls}
-        self.size = len(self._calls)
-        for call in self._calls.values():
+    def admitted(self, exchange: "Exchange") -> None:
+        """Its batch was taken: results will come."""
+        ...
+
+    def answered(self, exchange: "Exchange", runs: int) -> None:
+        """So many results came."""
+        ...
+
+    def ended(self, exchange: "Exchange", why: Refusal | TransportFault | None) -> None:
+        """It is over. ``why`` tells why some runs have no result; None: they got an error."""
+        ...
+
+
+class Exchange:
+    """Carries encoded calls with distinct ids, once."""
+
+    def __init__(
+        self, gateway: Gateway, calls: Sequence[Call], *, host: Host, pacer: Pacer, now: float
+    ) -> None:
+        self.gateway = gateway
+        self.calls = calls
+        self.sent_at = now
+        self.outstanding = len(calls)
+        """Runs of it that count as in flight."""
+        self.got_on = False
+        """Some result came."""
+        self._waiting = {call.run_id: call for call in calls}
+        self._host = host
+        self._pacer = pacer
+        for call in calls:
             call.exchange = self
+            call.sent = True
+        self._body = b'{"runs":[' + b",".join([call.payload_at(now) for call in calls]) + b"]}"
+        self._silence_s = max([call.silence_s for call in calls])
         self.task = asyncio.get_running_loop().create_task(self._run())
         # Also when it is cancelled before its first step: no caller may wait for ever.
         self.task.add_done_callback(self._ended)
 
-    def _ended(self, _task: asyncio.Task[None]) -> None:
-        _fail(self._calls.values(), TransportError("the client was closed"))
-
     def waits_for(self, run_id: str) -> bool:
         """True while somebody waits for that run here."""
-        call = self._calls.get(run_id)
+        call = self._waiting.get(run_id)
         return call is not None and not call.future.done()
 
     @property
     def live(self) -> bool:
         """True while somebody waits for any of the runs."""
-        return any(not call.future.done() for call in self._calls.values())
+        return any(not call.future.done() for call in self._waiting.values())
 
-    async def _run(self) -> None:
+    def _ended(self, task: "asyncio.Task[Refusal | TransportFault | None]") -> None:
+        why = None
+        if task.cancelled():
+            fail(self.calls, TransportError("the client was closed"))
+        elif (error := task.exception()) is not None:  # a bug of ours or of the HTTP library
+            logger.error("exchange failed", exc_info=error)
+            fail(self.calls, TransportError(f"{type(error).__name__}: {error}"))
+        else:
+            why = task.result()
+        for call in self.calls:
+            if call.exchange is self:
+                call.exchange = None
+        self._host.ended(self, why)
+
+    async def _run(self) -> Refusal | TransportFault | None:
+        """Answers go straight to the callers; returns why the others have none."""
+        body, self._body = self._body, b""
         try:
-            await self._carry(dict(self._calls))
-        except Exception as error:  # a bug of ours or of the HTTP library
-            logger.exception("exchange failed")
-            _fail(self._calls.values(), TransportError(f"{type(error).__name__}: {error}"))
-
-    async def _carry(self, waiting: dict[str, Call]) -> None:
-        """Send, and send again what got no answer, until nothing waits."""
-        retry = 0
-        while waiting:
-            sent = list(waiting.values())
-            refused = await self._try_once(waiting)
-            _drop_done(waiting)
-            if not waiting:
-                return
-            if isinstance(refused, Refusal) and refused.status in _BLAMES_MEMBERS:
-                await self._part(sent, refused)
-                return
-            error = refused.error() if isinstance(refused, Refusal) else refused
-            if any(call.answered for call in sent):
-                retry = 0  # a stream that gets on is no outage
-            if retry >= self._policy.max_retries or not is_retried(error):
-                _fail(waiting.values(), final_error(error, tries=retry + 1))
-                return
-            await asyncio.sleep(self._policy.delay_s(retry, retry_after_s(error)))
-            retry += 1
-            _drop_done(waiting)
-
-    async def _try_once(self, waiting: dict[str, Call]) -> Refusal | TransportFault:
-        """One request. Answers go straight to the callers; returns why the others have none."""
-        calls = waiting.values()
-        body = b'{"runs":[' + b",".join(call.payload_now() for call in calls) + b"]}"
-        silence_s = max(call.silence_s for call in calls)
-        try:
-            async with self._transport.request(
-                "POST", "/v1/batches", body, accept=NDJSON, read_timeout_s=silence_s
+            async with self.gateway.transport.request(
+                "POST", "/v1/batches", body, accept=NDJSON, read_timeout_s=self._silence_s
             ) as answer:
+                del body
                 if answer.status != 200:
                     return await read_refusal(answer)
+                self._host.admitted(self)
                 splitter = LineSplitter()
                 # Read to the very end, also after the last result: a connection is only used
                 # again when its answer was read out.
                 async with aclosing(answer.chunks()) as chunks:
                     async for chunk in chunks:
-                        for line in splitter.feed(chunk):
-                            _deliver(line, waiting)
+                        if lines := splitter.feed(chunk):
+                            await self._pacer.finish(self._deliver(lines))
         except TransportFault as fault:
             return fault
         return TransportFault("POST /v1/batches: the answer ended before all results had come")
 
-    async def _part(self, calls: list[Call], refusal: Refusal) -> None:
-        """Find the runs for which the batch was refused, so that no neighbour suffers."""
-        if len(calls) == 1:
-            _fail(calls, refusal.error(0))
-            return
-        guilty = {place for place in refusal.problems if place < len(calls)}
-        if guilty and len(guilty) == len(refusal.problems):
-            for place in guilty:
-                _fail([calls[place]], refusal.error(place))
-            await self._carry(_by_id(call for i, call in enumerate(calls) if i not in guilty))
-            return
-        half = len(calls) // 2
-        await asyncio.gather(self._carry(_by_id(calls[:half])), self._carry(_by_id(calls[half:])))
+    def _deliver(self, lines: Sequence[bytes]) -> Work:
+        for start in range(0, len(lines), STRIDE):
+            part = lines[start : start + STRIDE]
+            came = 0
+            try:
+                for line in part:
+                    came += self._deliver_one(line)
+            finally:
+                if came:
+                    self.got_on = True
+                    self._host.answered(self, came)
+            yield
+
+    def _deliver_one(self, line: bytes) -> int:
+        try:
+            result = RunResult.model_validate_json(line)
+        except ValidationError as error:
+            raise TransportFault("POST /v1/batches: a line of the answer is no result") from error
+        call = self._waiting.pop(result.run_id, None)
+        if call is None:
+            return 0
+        if not call.future.done():
+            call.future.set_result(result)
+        return 1
 
 
-def _by_id(calls: Iterable[Call]) -> dict[str, Call]:
-    return {call.run_id: call for call in calls}
-
-
-def _drop_done(waiting: dict[str, Call]) -> None:
-    # Answered, or its caller went away.
-    for run_id in [run_id for run_id, call in waiting.items() if call.future.done()]:
-        del waiting[run_id]
-
-
-def _deliver(line: bytes, waiting: dict[str, Call]) -> None:
-    try:
-        result = RunResult.model_validate_json(line)
-    except ValidationError as error:
-        raise TransportFault("POST /v1/batches: a line of the answer is no result") from error
-    call = waiting.get(result.run_id)
-    if call is not None and not call.future.done():
-        call.future.set_result(result)
-
-
-def _fail(calls: Iterable[Call], error: RollyardError) -> None:
+def fail(calls: Iterable[Call], error: RollyardError) -> None:
+    """Give an error to all who still wait."""
     for call in calls:
         if not call.future.done():
             own = copy.copy(error)  # each caller raises its own: tracebacks grow where raised

@@ -1,13 +1,14 @@
 """What is tried again, when, and what is raised once it is not.
 
-Every retry carries the same run ids, which are the idempotency keys: a run that the service has
-already taken is joined, never run twice.
+How often, or for how long, is in ``_patience``. Every retry carries the same run ids, which are the
+idempotency keys: a run that the service has already taken is joined, never run twice.
 
     what happened                                       tried again
     ------------------------------------------------    ------------------------------------
     no connection (refused, reset, name, time-out)      yes
     answer broken off, garbled or silent too long       yes, only runs without an answer
-    408, 429, 502, 503, 504                             yes, not before Retry-After
+    408, 429, 502, 503, 504                             yes, not before Retry-After; 429 and 503
+                                                        halve what may be in flight (_window)
     any other status                                    no
     a result, whatever its outcome                      no: a time-out of the code is data
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from rollyard.errors import (
     BadRequest,
+    Conflict,
     Overloaded,
     PayloadTooLarge,
     RollyardError,
@@ -42,6 +44,7 @@ _ERRORS: dict[int, type[StatusError]] = {
     401: Unauthorized,
     403: Unauthorized,
     408: Unavailable,
+    409: Conflict,
     413: PayloadTooLarge,
     429: Overloaded,
 }
@@ -57,9 +60,8 @@ class TransportFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long to wait; ``max_retries`` counts tries after the first."""
+    """How long to wait before the next try; ``_patience`` says whether there is one."""
 
-    max_retries: int
     uniform: "Callable[[float, float], float]" = random.uniform
 
     def delay_s(self, retry: int, retry_after_s: float | None = None) -> float:

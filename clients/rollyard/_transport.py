@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from typing import Protocol
 
-from rollyard._config import ClientConfig, TransportKind
+from rollyard._config import Address, ClientConfig, TransportKind
 from rollyard._version import __version__
 
 CONNECT_TIMEOUT_S = 10.0
@@ -37,7 +37,7 @@ class Answer(Protocol):
 
 
 class Transport(Protocol):
-    """One connection pool, bound to the event loop in which it was first used."""
+    """The connections to one gateway, bound to the event loop in which it was first used."""
 
     def request(
         self, method: str, path: str, body: bytes | None, *, accept: str, read_timeout_s: float
@@ -63,7 +63,7 @@ def request_headers(config: ClientConfig, accept: str, body: bytes | None) -> di
     return headers
 
 
-def transport_class(kind: TransportKind) -> Callable[[ClientConfig], Transport]:
+def transport_class(kind: TransportKind) -> Callable[[ClientConfig, Address], Transport]:
     """Import what the transport needs: not with the SDK, and not amid the first request.
 
     Raises:

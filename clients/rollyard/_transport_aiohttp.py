@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from rollyard._config import ClientConfig
+from rollyard._config import Address, ClientConfig
 from rollyard._retry import TransportFault
 from rollyard._transport import (
     CONNECT_TIMEOUT_S,
@@ -56,13 +56,14 @@ class _AiohttpAnswer:
 
 
 class AiohttpTransport:
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, address: Address) -> None:
         self._config = config
+        self._address = address
         self._session: aiohttp.ClientSession | None = None
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:  # a session must be made inside the loop that uses it
-            path = self._config.socket_path
+            path = self._address.socket_path
             connector: aiohttp.BaseConnector
             if path:
                 connector = aiohttp.UnixConnector(
@@ -89,7 +90,7 @@ class AiohttpTransport:
         try:
             async with self._open().request(
                 method,
-                self._config.base_url + path,
+                self._address.base_url + path,
                 # aiohttp warns of large bytes: it would write them in one go.
                 data=io.BytesIO(body) if body and len(body) > ONE_WRITE_BYTES else body,
                 headers=request_headers(self._config, accept, body),

@@ -1,5 +1,6 @@
 """The default transport."""
 
+import asyncio
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
@@ -7,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import httpx2
 
-from rollyard._config import ClientConfig
+from rollyard._config import Address, ClientConfig
 from rollyard._retry import TransportFault
 from rollyard._transport import (
     CONNECT_TIMEOUT_S,
@@ -58,22 +59,22 @@ class _Httpx2Answer:
 class _Shard:
     """One pool, and how many requests are in it."""
 
-    def __init__(self, config: ClientConfig, ssl_context: ssl.SSLContext) -> None:
+    def __init__(self, address: Address, ssl_context: ssl.SSLContext) -> None:
         self.busy = 0
         self.client = httpx2.AsyncClient(
-            base_url=config.base_url,
+            base_url=address.base_url,
             follow_redirects=False,
             trust_env=False,
             transport=httpx2.AsyncHTTPTransport(
                 verify=ssl_context,
-                uds=config.socket_path,
+                uds=address.socket_path,
                 limits=httpx2.Limits(
                     # The coalescer bounds batches; cancels and stats must not wait behind them.
                     max_connections=None,
                     max_keepalive_connections=None,
                     keepalive_expiry=IDLE_CONNECTION_S,
                 ),
-                socket_options=None if config.socket_path else _socket_options(),
+                socket_options=None if address.socket_path else _socket_options(),
             ),
         )
 
@@ -81,28 +82,33 @@ class _Shard:
 class Httpx2Transport:
     """Fills one small pool after the other: a pool's cost a request grows with its connections."""
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, address: Address) -> None:
         self._config = config
-        # Loading the authorities takes 70 ms: once for all pools, and not where there is no TLS.
-        self._ssl_context = (
-            httpx2.create_ssl_context()
-            if config.base_url.startswith("https:")
-            else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        )
+        self._address = address
+        self._ssl_context: asyncio.Future[ssl.SSLContext] | None = None
         self._shards: list[_Shard] = []
 
-    def _shard(self) -> _Shard:
+    async def _shard(self) -> _Shard:
         for shard in self._shards:
             if shard.busy < SHARD_CONNECTIONS:
                 return shard
-        self._shards.append(_Shard(self._config, self._ssl_context))
+        if not self._address.base_url.startswith("https:"):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        else:
+            # Loading the authorities takes 70 ms: once for all pools, and not in the loop's thread.
+            if self._ssl_context is None:
+                self._ssl_context = asyncio.ensure_future(
+                    asyncio.to_thread(httpx2.create_ssl_context)
+                )
+            context = await asyncio.shield(self._ssl_context)
+        self._shards.append(_Shard(self._address, context))
         return self._shards[-1]
 
     @asynccontextmanager
     async def request(
         self, method: str, path: str, body: bytes | None, *, accept: str, read_timeout_s: float
     ) -> AsyncGenerator[Answer, None]:
-        shard = self._shard()
+        shard = await self._shard()
         shard.busy += 1
         try:
             async with shard.client.stream(

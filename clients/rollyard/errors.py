@@ -7,9 +7,10 @@
     ├── StatusError               the gateway refused
     │   ├── BadRequest            400, 404, 422  (also ValueError)
     │   ├── Unauthorized          401, 403  (also PermissionError)
+    │   ├── Conflict              409: the run id belongs to another program  (also ValueError)
     │   ├── PayloadTooLarge       413  (also ValueError)
-    │   ├── Overloaded            429, after all retries
-    │   └── Unavailable           5xx, after all retries
+    │   ├── Overloaded            429 for too long
+    │   └── Unavailable           5xx for too long
     └── ServiceStartError         rollyard.local() could not start the service
 
 A program that fails is data (:class:`rollyard.RunResult`), not an exception. All are picklable:
@@ -60,7 +61,7 @@ class RunFailed(RollyardError):
 
 
 class TransportError(RollyardError, ConnectionError):
-    """No usable answer came back, after all retries."""
+    """No usable answer came back, for as long as the call was tried."""
 
 
 class DeadlineExceeded(TransportError, TimeoutError):
@@ -81,6 +82,10 @@ class BadRequest(StatusError, ValueError):
 
 class Unauthorized(StatusError, PermissionError):
     """The key is missing or not accepted."""
+
+
+class Conflict(StatusError, ValueError):
+    """The run id was given to another program before. One id is one run: choose a new one."""
 
 
 class PayloadTooLarge(StatusError, ValueError):

@@ -288,6 +288,7 @@ class ErrorResponse(_Wire):
 
     error: Literal[
         "invalid_request",  # 422
+        "conflict",  # 409: a run id that belongs to another program
         "too_large",  # 413
         "unauthorized",  # 401
         "not_found",  # 404

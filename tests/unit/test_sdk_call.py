@@ -6,34 +6,37 @@ from typing import Any
 
 import pytest
 
-from rollyard import AsyncClient, BadRequest, Limits, RunRequest, RunResult
-from rollyard._call import Call, make_request, request_of
+from rollyard import AsyncClient, BadRequest, Limits, RunResult
+from rollyard._call import Call, Options
+from rollyard._encode import Encoder
+from rollyard._request import request_of
 
 
-def sent(request: RunRequest) -> dict[str, Any]:
-    async def make() -> Call:
-        return Call(request)
+async def encoded(code: Any, job: str = "j", run_id: Any = None, **options: Any) -> Call:
+    loop = asyncio.get_running_loop()
+    call = Call(code, loop, job=job, run_id=run_id, options=Options(**options))
+    Encoder().encode(call)
+    return call
 
-    return json.loads(asyncio.run(make()).payload)
+
+def sent(code: str, **fields: Any) -> dict[str, Any]:
+    call = asyncio.run(encoded(code, **fields))
+    return json.loads(call.payload_at(call.started))
 
 
-def silence_s(request: RunRequest) -> float:
-    async def make() -> Call:
-        return Call(request)
-
-    return asyncio.run(make()).silence_s
+def silence_s(**fields: Any) -> float:
+    return asyncio.run(encoded("", **fields)).silence_s
 
 
 def test_only_what_is_set_travels() -> None:
-    payload = sent(make_request("print(1)", job="j"))
+    payload = sent("print(1)")
     assert len(payload.pop("run_id")) == 32
     assert payload == {"code": "print(1)", "job": "j"}
 
 
 def test_everything_set_travels() -> None:
-    request = make_request(
+    payload = sent(
         "print(1)",
-        job="j",
         stdin="in",
         limits=Limits(timeout_s=10.0),
         files={"a": "text", "b/c": b"\x00\xff"},
@@ -43,7 +46,7 @@ def test_everything_set_travels() -> None:
         run_id="mine",
         deadline_s=5,
     )
-    assert sent(request) == {
+    assert payload == {
         "run_id": "mine",
         "code": "print(1)",
         "stdin": "in",
@@ -58,16 +61,15 @@ def test_everything_set_travels() -> None:
 
 
 def test_one_path_may_be_given_as_text() -> None:
-    assert sent(make_request("", job="j", fetch_files="out.txt"))["fetch_files"] == ["out.txt"]
+    assert sent("", fetch_files="out.txt")["fetch_files"] == ["out.txt"]
 
 
 def test_silence_is_explained_by_queue_and_run_time() -> None:
     """Case cli-009: 70 s in the queue and 5 s of running are far from the read time-out."""
-    assert silence_s(make_request("", job="j", limits={"timeout_s": 5})) >= 70 + 5 + 60
-    assert silence_s(make_request("", job="j", limits={"timeout_s": 3600})) > 3600 + 70
-    assert silence_s(make_request("", job="j", deadline_s=86400)) > 86400 + 10
-    bounded = make_request("", job="j", limits={"timeout_s": 5}, deadline_s=10)
-    assert silence_s(bounded) == 10 + 5 + 60
+    assert silence_s(limits={"timeout_s": 5}) >= 70 + 5 + 60
+    assert silence_s(limits={"timeout_s": 3600}) > 3600 + 70
+    assert silence_s(deadline_s=86400) > 86400 + 10
+    assert silence_s(limits={"timeout_s": 5}, deadline_s=10) == 10 + 5 + 60
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_malformed_run_is_refused_here_and_the_field_named(
 ) -> None:
     fields: dict[str, Any] = {"code": "", "job": "j", **wrong}
     with pytest.raises(BadRequest) as caught:
-        make_request(**fields)
+        asyncio.run(encoded(**fields))
     assert str(caught.value).startswith(field)
     assert caught.value.status == 422
     with pytest.raises(BadRequest) as caught:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from rollyard import AsyncClient, Client, _transport
-from rollyard._config import DEFAULT_URL, ClientConfig, make_config
+from rollyard._config import DEFAULT_URL, Address, ClientConfig, make_config
 
 DEFAULTS: dict[str, Any] = {
     "api_key": None,
     "job": "default",
     "timeout_s": None,
-    "max_retries": 8,
-    "batch_max_runs": 64,
+    "max_retries": None,
+    "batch_max_runs": 512,
     "batch_max_delay_s": 0.002,
     "max_connections": 256,
     "transport": "httpx2",
@@ -42,7 +42,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_base_url(text: str | None, url: str, socket_path: str | None) -> None:
-    made = config(text)
+    [made] = config(text).gateways
     assert (made.base_url, made.socket_path) == (url, socket_path)
 
 
@@ -58,9 +58,9 @@ def test_malformed_base_url(text: str) -> None:
 def test_environment_is_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLYARD_URL", "http://from-environment")
     monkeypatch.setenv("ROLLYARD_API_KEY", "key-from-environment")
-    assert config().base_url == "http://from-environment"
+    assert config().gateways == (Address("http://from-environment"),)
     assert config().api_key == "key-from-environment"
-    assert config("http://given", api_key="given").base_url == "http://given"
+    assert config("http://given").gateways == (Address("http://given"),)
     assert config("http://given", api_key="given").api_key == "given"
     assert config(api_key="").api_key is None
 

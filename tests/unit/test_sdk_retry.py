@@ -26,6 +26,7 @@ def status_error(status: int, **fields: object) -> errors.StatusError:
         (401, errors.Unauthorized, False),
         (403, errors.Unauthorized, False),
         (404, errors.BadRequest, False),
+        (409, errors.Conflict, False),
         (408, errors.Unavailable, True),
         (413, errors.PayloadTooLarge, False),
         (422, errors.BadRequest, False),
@@ -50,16 +51,16 @@ def test_faults_of_transport() -> None:
 
 
 def test_backoff_doubles_to_eight_seconds_and_is_jittered() -> None:
-    low = RetryPolicy(8, uniform=lambda a, b: a)
-    high = RetryPolicy(8, uniform=lambda a, b: b)
+    low = RetryPolicy(uniform=lambda a, b: a)
+    high = RetryPolicy(uniform=lambda a, b: b)
     assert [high.delay_s(n) for n in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0]
     assert [low.delay_s(n) for n in range(2)] == [0.05, 0.1]
     assert high.delay_s(10_000) == 8.0
 
 
 def test_retry_after_is_honoured_within_a_bound() -> None:
-    low = RetryPolicy(8, uniform=lambda a, b: a)
-    high = RetryPolicy(8, uniform=lambda a, b: b)
+    low = RetryPolicy(uniform=lambda a, b: a)
+    high = RetryPolicy(uniform=lambda a, b: b)
     assert low.delay_s(0, 5.0) == 5.0
     assert high.delay_s(0, 4.0) == 5.0
     assert low.delay_s(0, 3600.0) == 60.0

@@ -8,6 +8,7 @@ benchmark fails. ``plain`` is a handler as one would write it in an afternoon (`
 """
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -119,6 +120,10 @@ def _cpu_s(pids: dict[str, int]) -> dict[str, float]:
     return {"client": time.process_time(), **parts}
 
 
+# Each measurement has ids of its own: the queue remembers results for a minute.
+_numbers = itertools.count(0, 1_000_000)
+
+
 @dataclass
 class Case:
     """What to send to whom."""
@@ -139,10 +144,10 @@ async def measure(case: Case, requests: int, uds: str, pids: dict[str, int]) -> 
     driver = Driver(uds=uds, template=template, batch=case.batch, has_ids=case.ids)
     await driver.open(case.connections)
     try:
-        warm = max(case.connections, int(requests * WARM_SHARE))
-        _check(case, await driver.run(requests=warm, first_number=0, within_s=WITHIN_S), warm)
+        warm, first = max(case.connections, int(requests * WARM_SHARE)), next(_numbers)
+        _check(case, await driver.run(requests=warm, first_number=first, within_s=WITHIN_S), warm)
         before, started = _cpu_s(pids), time.perf_counter()
-        tally = await driver.run(requests=requests, first_number=warm, within_s=WITHIN_S)
+        tally = await driver.run(requests=requests, first_number=first + warm, within_s=WITHIN_S)
         elapsed_s, after = time.perf_counter() - started, _cpu_s(pids)
         _check(case, tally, requests)
     finally:

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from rollyard import __version__
 from rollyard_queue.base import Queue, QueueUnavailable
@@ -25,7 +27,16 @@ from rollyard_service.routes import RunRoutes, on_client_disconnect
 from rollyard_service.settings import GatewaySettings
 
 
-def create_app(settings: GatewaySettings, queue: Queue) -> FastAPI:
+class Gateway(FastAPI):
+    """FastAPI behind a front door, through which every request goes first."""
+
+    front_door: FrontDoor
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.front_door(scope, receive, send)
+
+
+def create_app(settings: GatewaySettings, queue: Queue) -> Gateway:
     """Build the gateway. It uses ``queue`` while its lifespan runs, and closes it at the end.
 
     ``app.state.exchange`` is the process's :class:`Exchange`; call its stop_calls() to have
@@ -52,7 +63,7 @@ def create_app(settings: GatewaySettings, queue: Queue) -> FastAPI:
             with suppress(QueueUnavailable):  # its last word to a queue that is gone
                 await queue.close()
 
-    app = FastAPI(
+    app = Gateway(
         title="Rollyard",
         version=__version__,
         summary="Runs the Python that RL rollouts write: jailed, batched, and told truthfully.",
@@ -75,6 +86,7 @@ def create_app(settings: GatewaySettings, queue: Queue) -> FastAPI:
     app.add_exception_handler(Refusal, on_refusal)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(ClientDisconnect, on_client_disconnect)
-    app.add_middleware(FrontDoor, keys=keys, metrics=metrics)
+    inner = partial(FastAPI.__call__, app)
+    app.front_door = FrontDoor(inner, keys=keys, metrics=metrics, direct=runs.direct())
     openapi.add_schemas(app, [model for dialect in dialects for model in dialect.models])
     return app

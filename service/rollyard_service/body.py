@@ -6,8 +6,10 @@ compressed ones, and small bodies that a JSON parser turns into gigabytes (``[],
 """
 
 import re
+from collections.abc import Mapping
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from rollyard.types import FieldProblem
 from rollyard_service.refusal import invalid, too_large
@@ -22,25 +24,25 @@ MAX_STRINGS = 256 * 1024
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
-async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """Return the whole body.
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, *, max_bytes: int) -> bytes:
+    """Return the whole body of a request; the names of its ``headers`` are in small letters.
 
     Raises:
         Refusal: 413 above ``max_bytes`` (before reading where Content-Length tells), 422 with a
             Content-Encoding or with more structure than any valid request has.
         ClientDisconnect: the caller went away while sending.
     """
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        message = f"{encoding[:40]!r} is not supported; send the body as it is"
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in (b"", b"identity"):
+        message = f"{encoding[:40].decode('latin-1')!r} is not supported; send the body as it is"
         raise invalid([FieldProblem(field="content-encoding", message=message)])
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared[:20]) > max_bytes:
         raise too_large(max_bytes)
     chunks: list[bytes] = []
     size, more = 0, True
     while more:
-        message = await request.receive()
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")

@@ -21,10 +21,9 @@ from rollyard_queue.records import QueuedRun
 from rollyard_service.abandonment import Abandonment
 from rollyard_service.call import Call
 from rollyard_service.metrics import Metrics
+from rollyard_service.submissions import Submissions
 from rollyard_service.verdict import infra_error
 
-SUBMIT_S = 4.0
-"""A submit that takes longer is answered 503; a healthy queue takes milliseconds."""
 READ_WAIT_S = 5.0
 """One wait on the reply list; longer saves nothing, shorter notices a stop of Valkey earlier."""
 READ_BATCH = 512
@@ -52,6 +51,7 @@ class Exchange:
         self._abandonment = Abandonment(
             queue, reply_to=self.reply_to, is_wanted=self._waiting.__contains__
         )
+        self._submissions = Submissions(queue, reply_to=self.reply_to, on_result=self._deliver)
         self._tasks: list[asyncio.Task[None]] = []
         self._lost = False
 
@@ -74,6 +74,7 @@ class Exchange:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._submissions.close()
         await self._abandonment.flush()
 
     def stop_calls(self) -> None:
@@ -92,13 +93,9 @@ class Exchange:
         """
         await self._abandonment.settled(call.run_ids)
         self._register(call)  # first, for a reply may overtake the receipts
-        # A task of its own: given up half-way, it could reach the queue after its cancellation.
-        asking = asyncio.create_task(self._ask(list(call.pending.values())))
+        submission = self._submissions.add(list(call.pending.values()))
         try:
-            await asyncio.wait({asking}, timeout=SUBMIT_S)
-            if not asking.done():
-                raise QueueUnavailable(f"no receipt within {SUBMIT_S:g} s")
-            await asking
+            await submission.answered
             self._metrics.count_admitted(len(call.run_ids))
         except QueueFull:
             self._metrics.count_not_admitted(len(call.run_ids), "overloaded")
@@ -107,9 +104,9 @@ class Exchange:
         except BaseException as error:
             if isinstance(error, QueueUnavailable):
                 self._metrics.count_not_admitted(len(call.run_ids), "unavailable")
-            self.drop(call, abandon=asking.done())
-            if not asking.done():
-                asking.add_done_callback(functools.partial(self._landed_late, call.run_ids))
+            self.drop(call, abandon=submission.landed)
+            if not submission.landed:
+                submission.on_landed = functools.partial(self._abandon_unwanted, call.run_ids)
             raise
 
     def drop(self, call: Call, *, abandon: bool = True) -> None:
@@ -224,11 +221,6 @@ class Exchange:
                 logger.warning("run.ask_again_refused", extra={"reason": str(error)})
             # Those dropped meanwhile were perhaps queued anew.
             self._abandon_unwanted(run.run_id for run in wanted)
-
-    def _landed_late(self, run_ids: Iterable[str], asking: asyncio.Task[None]) -> None:
-        if not asking.cancelled():
-            asking.exception()  # its caller was answered before; there is nobody left to tell
-        self._abandon_unwanted(run_ids)
 
     def _abandon_unwanted(self, run_ids: Iterable[str]) -> None:
         for run_id in run_ids:

@@ -1,9 +1,11 @@
 """What every HTTP request passes first: an id, the key, a count, and a net for our own faults."""
 
 import logging
+import os
 import re
-from uuid import uuid4
+from collections.abc import Awaitable, Callable, Mapping
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollyard_service.keys import ApiKeys
@@ -14,18 +16,31 @@ from rollyard_service.refusal import Refusal, internal, response_to, unauthorize
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Answered without a key: probes of an orchestrator have none."""
 
+CLIENT_GONE = 499
+"""Status in metrics for a caller that went away; nobody receives it."""
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
 logger = logging.getLogger(__name__)
 
 
-class FrontDoor:
-    """ASGI middleware around the whole application."""
+type Headers = Mapping[bytes, bytes]
+"""By name in small letters; of one that is there twice the last."""
+type Handler = Callable[[Scope, Headers, Receive, Send], Awaitable[None]]
+"""Serves one route; may raise Refusal and ClientDisconnect before it has sent anything."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: Metrics) -> None:
+
+class FrontDoor:
+    """ASGI application around the whole other one."""
+
+    def __init__(
+        self, app: ASGIApp, *, keys: ApiKeys, metrics: Metrics, direct: Mapping[str, Handler]
+    ) -> None:
+        """``direct`` has the handlers of POST requests that need not go through ``app``."""
         self._app = app
         self._keys = keys
         self._metrics = metrics
+        self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,7 +49,7 @@ class FrontDoor:
             return
         headers = dict[bytes, bytes](scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
+        request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex().encode()
         scope["request_id"] = request_id.decode()
         status = 0
 
@@ -45,21 +60,35 @@ class FrontDoor:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
+        direct = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
         try:
-            refusal = self._refusal(scope, headers)
-            if refusal is not None:
-                await response_to(refusal, scope)(scope, receive, answer)
-            else:
-                await self._app(scope, receive, answer)
+            await self._serve(direct, scope, headers, receive, answer)
+        except Refusal as refusal:
+            await response_to(refusal, scope)(scope, receive, answer)
+        except ClientDisconnect:
+            pass
         except Exception:
             logger.exception("request.failed", extra={"request_id": scope["request_id"]})
             if not status:
                 await response_to(internal(), scope)(scope, receive, answer)
         finally:
-            route = getattr(scope.get("route"), "path", "none")
-            self._metrics.count_request(_known_method(scope["method"]), route, status)
+            route = scope["path"] if direct else getattr(scope.get("route"), "path", "none")
+            self._metrics.count_request(
+                _known_method(scope["method"]), route, status or CLIENT_GONE
+            )
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refusal | None:
+    async def _serve(
+        self, direct: Handler | None, scope: Scope, headers: Headers, receive: Receive, send: Send
+    ) -> None:
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            raise refusal
+        if direct is not None:
+            await direct(scope, headers, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
         if scope["path"] in OPEN_PATHS:
             return None
         if len(self._keys):

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from rollyard.types import RUN_ID_PATTERN
 from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
@@ -16,14 +17,13 @@ from rollyard_service import openapi
 from rollyard_service.body import read_body
 from rollyard_service.call import Call
 from rollyard_service.exchange import Exchange
+from rollyard_service.frontdoor import CLIENT_GONE, Handler, Headers
 from rollyard_service.intake import AcceptedRun, Intake
 from rollyard_service.refusal import Refusal, not_found, overloaded, unavailable
 from rollyard_service.stream import NDJSON, ResultStream, whole
 
 ANSWER_S = 4.0
 """Seconds within which the queue must answer a cancellation."""
-CLIENT_GONE = 499
-"""Status in metrics for a caller that went away; nobody receives it."""
 
 _RUN_ID = re.compile(RUN_ID_PATTERN)
 
@@ -47,32 +47,37 @@ class RunRoutes:
         self._max_body_bytes = max_body_bytes
 
     def router(self) -> APIRouter:
-        """The routes, documented for OpenAPI."""
+        """The routes, documented for OpenAPI; those of direct() are there for that and for 405."""
         router = APIRouter(redirect_slashes=False)
         add: Callable[..., Any] = router.add_api_route
-        add("/v1/runs", self.run, methods=["POST"], **openapi.RUN)
-        add("/v1/batches", self.batch, methods=["POST"], **openapi.BATCH)
+        add("/v1/runs", _never_reached, methods=["POST"], name="run", **openapi.RUN)
+        add("/v1/batches", _never_reached, methods=["POST"], name="batch", **openapi.BATCH)
         add("/v1/runs/{run_id}", self.cancel, methods=["DELETE"], **openapi.CANCEL)
         return router
 
-    async def run(self, request: Request) -> Response:
-        """Run one program and wait for its result."""
-        body = await read_body(request, max_bytes=self._max_body_bytes)
-        call = await self._submitted([self._intake.run(body)])
-        results = await whole(request, self._exchange, call)
-        return _json(results[0]) if results else Response(status_code=CLIENT_GONE)
+    def direct(self) -> dict[str, Handler]:
+        """Handlers of POST that the front door calls itself: FastAPI's way takes 100 µs more."""
+        return {"/v1/runs": self.run, "/v1/batches": self.batch}
 
-    async def batch(self, request: Request) -> Response:
+    async def run(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        """Run one program and wait for its result."""
+        body = await read_body(headers, receive, max_bytes=self._max_body_bytes)
+        call = await self._submitted([self._intake.run(body)])
+        for result in await whole(receive, self._exchange, call):
+            await _send_json(send, result)
+
+    async def batch(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Run many programs; one answer when all have ended, or a line for each as it ends."""
-        body = await read_body(request, max_bytes=self._max_body_bytes)
+        body = await read_body(headers, receive, max_bytes=self._max_body_bytes)
         runs = self._intake.batch(body)
-        if NDJSON in request.headers.get("accept", ""):
-            return ResultStream(self._exchange, await self._submitted(runs, streamed=True))
-        results = await whole(request, self._exchange, await self._submitted(runs))
-        if not results:
-            return Response(status_code=CLIENT_GONE)
-        # The results are valid JSON already: parsing them again would cost more than the rest.
-        return _json(b'{"results":[' + b",".join(results) + b"]}")
+        if NDJSON in headers.get(b"accept", b""):
+            call = await self._submitted(runs, streamed=True)
+            await ResultStream(self._exchange, call)(scope, receive, send)
+            return
+        results = await whole(receive, self._exchange, await self._submitted(runs))
+        if results:
+            # They are valid JSON already: parsing them again would cost more than the rest.
+            await _send_json(send, b'{"results":[' + b",".join(results) + b"]}")
 
     async def cancel(self, request: Request) -> Response:
         """End a queued or running run with outcome ``cancelled``; all who wait for it get that."""
@@ -103,9 +108,19 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
+async def _send_json(send: Send, body: bytes) -> None:
+    headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 def _outage(error: Exception) -> Refusal:
     logger.warning("queue.unavailable", extra={"reason": str(error)})
     return unavailable("the queue does not answer")
+
+
+async def _never_reached() -> Response:
+    raise NotImplementedError("the front door serves this route")
 
 
 async def on_client_disconnect(request: Request, error: Exception) -> Response:

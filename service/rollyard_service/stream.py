@@ -1,11 +1,9 @@
 """The two answers to a batch: whole when all is done, or a line for each run as it ends."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -14,21 +12,38 @@ from rollyard_service.exchange import Exchange
 from rollyard_service.refusal import unavailable
 from rollyard_service.verdict import infra_error
 
-NDJSON = "application/x-ndjson"
+NDJSON = b"application/x-ndjson"
+WATCH_AFTER_S = 0.05
+"""Seconds until somebody looks whether the caller is still there."""
 STALL_S = 60.0
 """Seconds in which a caller must take some of a stream; its results wait in memory meanwhile."""
 
 logger = logging.getLogger(__name__)
 
 
-@contextlib.asynccontextmanager
-async def watching(receive: Receive, call: Call) -> AsyncGenerator[None]:
-    """End the call's wait early if its caller goes away within the block."""
-    watcher = asyncio.create_task(_watch(receive, call))
-    try:
-        yield
-    finally:
-        watcher.cancel()
+class watching:
+    """End the call's wait early if its caller goes away within the block.
+
+    Looked for only after WATCH_AFTER_S: what is answered before needs no task for it.
+    """
+
+    __slots__ = ("_call", "_receive", "_timer", "_watcher")
+
+    def __init__(self, receive: Receive, call: Call) -> None:
+        self._receive = receive
+        self._call = call
+        self._watcher: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def _start(self) -> None:
+        self._watcher = asyncio.create_task(_watch(self._receive, self._call))
 
 
 async def _watch(receive: Receive, call: Call) -> None:
@@ -37,7 +52,7 @@ async def _watch(receive: Receive, call: Call) -> None:
     call.hang_up()
 
 
-async def whole(request: Request, exchange: Exchange, call: Call) -> list[bytes]:
+async def whole(receive: Receive, exchange: Exchange, call: Call) -> list[bytes]:
     """Wait for all results of a submitted call; in the order of the request.
 
     Empty if the caller went away. The call is dropped in any case.
@@ -47,7 +62,7 @@ async def whole(request: Request, exchange: Exchange, call: Call) -> list[bytes]
             them through another gateway.
     """
     try:
-        async with watching(request.receive, call):
+        with watching(receive, call):
             await call.changed()
     finally:
         # Stopping is no reason to throw work away that the caller can still have.
@@ -68,7 +83,7 @@ class ResultStream(Response):
     caller that goes away, or stops reading, has its runs cancelled.
     """
 
-    media_type = NDJSON
+    media_type = NDJSON.decode()
 
     def __init__(self, exchange: Exchange, call: Call) -> None:
         super().__init__()
@@ -84,7 +99,7 @@ class ResultStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             # Headers leave at once, so that the caller knows its batch is admitted.
             await _send_lines(send, ())
-            async with watching(receive, call):
+            with watching(receive, call):
                 await self._forward(send)
         except TimeoutError:
             logger.warning("stream.stalled", extra={"runs": len(call.pending)})

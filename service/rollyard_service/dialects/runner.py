@@ -42,7 +42,8 @@ class DialectRunner:
         Raises:
             Refusal: 413, or 422 with every malformed field named.
         """
-        body = await read_body(request, max_bytes=self._max_body_bytes)
+        headers = dict[bytes, bytes](request.scope["headers"])
+        body = await read_body(headers, request.receive, max_bytes=self._max_body_bytes)
         try:
             return model.model_validate_json(body)
         except ValidationError as error:
@@ -67,7 +68,7 @@ class DialectRunner:
         except QueueUnavailable as error:
             raise Busy("the queue does not answer") from error
         try:
-            answers = await whole(request, self._exchange, call)
+            answers = await whole(request.receive, self._exchange, call)
         except Refusal as refusal:
             raise Busy(refusal.error.message) from None
         if not answers:

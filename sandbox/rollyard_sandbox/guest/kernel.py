@@ -33,6 +33,14 @@ def mount(source: str, target: str, fstype: str, flags: int, options: str) -> No
     _check(done, f"mount {fstype} on {target}")
 
 
+def mprotect(address: int, length_bytes: int, protection: int) -> None:
+    """mprotect(2) on whole pages; raises OSError."""
+    done = _libc.mprotect(
+        ctypes.c_void_p(address), ctypes.c_size_t(length_bytes), ctypes.c_int(protection)
+    )
+    _check(done, "mprotect")
+
+
 def prctl(option: int, value: int = 0, argument: int = 0) -> None:
     """prctl(2) with up to two integer arguments; raises OSError."""
     if _prctl(option, value, argument, 0, 0) != 0:

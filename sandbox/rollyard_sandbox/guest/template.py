@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from . import box, child, hooks, slot, warmup
+from . import box, child, hooks, mappings, slot, warmup
 
 CONTROL_FD = 3
 _MAX_MESSAGE_BYTES = 4096
@@ -43,7 +43,9 @@ def main(name: str) -> None:
     gc.disable()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots that ended need no wait()
-    control.send(json.dumps({"ready": True, "missing": missing}).encode())
+    mappings.join_libraries()
+    mapped = mappings.share_written()
+    control.send(json.dumps({"ready": True, "missing": missing, "mapped": mapped}).encode())
     _clone_slots(control)
 
 

@@ -47,16 +47,25 @@ static long system_call(long number, long a, long b, long c, long d, long e, lon
 #error "no system call sequence for this architecture"
 #endif
 
+enum { PAGE = 4096 }; /* copied in these units; a kernel with larger pages has multiples of it */
+
+static int is_zero(const char *page) {
+  const unsigned long *words = (const unsigned long *)page;
+  for (unsigned long i = 0; i < PAGE / sizeof *words; i++)
+    if (words[i]) return 0;
+  return 1;
+}
+
 /* Returns 0, or a negative errno. After an error every region is still what it was: one that could
    not be copied is not mapped, and those done before are complete. */
 long rollyard_remap(long fd, const struct region *regions, long count) {
   for (long i = 0; i < count; i++) {
     struct region r = regions[i];
-    for (unsigned long done = 0; done < r.length;) {
-      long written = system_call(SYS_pwrite64, fd, (long)(r.start + done), (long)(r.length - done),
-                                 (long)(r.offset + done), 0, 0);
-      if (written <= 0) return written ? written : -5; /* EIO */
-      done += (unsigned long)written;
+    for (unsigned long done = 0; done < r.length; done += PAGE) {
+      const char *page = (const char *)(r.start + done);
+      if (is_zero(page)) continue; /* a hole reads as zeros and takes no memory */
+      long written = system_call(SYS_pwrite64, fd, (long)page, PAGE, (long)(r.offset + done), 0, 0);
+      if (written != PAGE) return written < 0 ? written : -5; /* EIO */
     }
     long mapped = system_call(SYS_mmap, (long)r.start, (long)r.length, (long)r.protection,
                               MAP_PRIVATE | MAP_FIXED, fd, (long)r.offset);

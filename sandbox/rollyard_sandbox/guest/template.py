@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from . import box, child, hooks, mappings, slot, warmup
+from . import box, child, hooks, immortal, mappings, slot, warmup
 
 CONTROL_FD = 3
 _MAX_MESSAGE_BYTES = 4096
@@ -39,8 +39,9 @@ def main(name: str) -> None:
     if threads != 1:  # a fork would copy locks that no thread will ever release
         raise SystemExit(f"template {name} has {threads} threads after its imports")
     _hide_ourselves()
-    gc.collect()
     gc.disable()
+    gc.collect()
+    immortal.make_immortal()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots that ended need no wait()
     mappings.join_libraries()

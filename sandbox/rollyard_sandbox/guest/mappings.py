@@ -6,8 +6,8 @@ CPU for fork, ``print`` and exit. Here
 
 - neighbouring parts of a shared library get one protection, so that the kernel joins them, and
 - written memory is moved into a sealed memory file that is mapped back privately: unwritten again
-  in the kernel's eyes, it has no entries to copy, and a fork reads the file's pages as it needs them
-  and copies those that it writes.
+  in the kernel's eyes, it has no entries to copy, and a fork reads the file's pages as it needs
+  them and copies those that it writes.
 
 Together 1.8 ms, in the same sitting. Both only change how a process's own memory is laid out;
 code in it could always change that by itself, so no wall depends on it.
@@ -68,11 +68,12 @@ def _parse(line: str) -> Mapping:
 def join_libraries() -> None:
     """Give a library's read-only parts its code's protection, and what was made read-only after
     relocation its data's: two mappings where the loader made five."""
-    for mapping, protection in _to_join(read()):
+    for mapping, protection in to_join(read()):
         kernel.mprotect(mapping.start, mapping.end - mapping.start, protection)
 
 
-def _to_join(mappings: list[Mapping]) -> Iterator[tuple[Mapping, int]]:
+def to_join(mappings: list[Mapping]) -> Iterator[tuple[Mapping, int]]:
+    """The parts whose protection can become their neighbour's, with that protection."""
     neighbours = zip([None, *mappings[:-1]], mappings, [*mappings[1:], None], strict=True)
     for before, mapping, after in neighbours:
         if mapping.protection != PROT_READ or not mapping.name.startswith("/"):

@@ -19,6 +19,7 @@ from . import box, child, hooks, immortal, mappings, slot, warmup
 
 CONTROL_FD = 3
 _MAX_MESSAGE_BYTES = 4096
+_FRESH = "fresh"  # forks once, and that fork executes another program
 
 
 def main(name: str) -> None:
@@ -41,12 +42,14 @@ def main(name: str) -> None:
     _hide_ourselves()
     gc.disable()
     gc.collect()
-    immortal.make_immortal()
+    if name != _FRESH:
+        immortal.make_immortal()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots that ended need no wait()
-    mappings.join_libraries()
-    mapped = mappings.share_written()
-    control.send(json.dumps({"ready": True, "missing": missing, "mapped": mapped}).encode())
+    if name != _FRESH:
+        mappings.join_libraries()
+        mappings.share_written()
+    control.send(json.dumps({"ready": True, "missing": missing}).encode())
     _clone_slots(control)
 
 

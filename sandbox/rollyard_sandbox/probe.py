@@ -103,7 +103,8 @@ WHAT = {
 }
 
 
-OPTIONAL = frozenset({"landlock", "warm_memory"})
+SPEED = frozenset({"warm_memory"})  # no wall: without it all is as safe, and slower
+OPTIONAL = SPEED | {"landlock"}
 
 
 @dataclass(frozen=True)

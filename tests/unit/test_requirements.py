@@ -5,7 +5,7 @@ from pathlib import Path
 
 from requirements import PROMISES
 
-from rollyard_sandbox.probe import WHAT
+from rollyard_sandbox.probe import SPEED, WHAT
 
 SECURITY = Path(__file__).parents[1] / "security"
 
@@ -45,4 +45,4 @@ def test_every_promise_is_held_by_a_test() -> None:
 
 def test_every_layer_of_the_doctor_is_a_promise() -> None:
     walls = {name.removeprefix("wall.") for name in PROMISES if name.startswith("wall.")}
-    assert walls == WHAT.keys()
+    assert walls == WHAT.keys() - SPEED

@@ -1,0 +1,214 @@
+"""A GPT small enough for one CPU core, and its multi-turn decoder with a KV cache.
+
+Rows of a batch advance in lock step, one token each: first the tokens that a row is given (its
+prompt, then the tool's answers), then those that it samples. A row stops advancing when it ends
+its turn; when all have, their tool calls run at once.
+"""
+
+# pyright: basic, reportMissingImports=false
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rollyard_trainer import template
+from rollyard_trainer.engines import Sampling, Tokenizer
+from rollyard_trainer.env import PythonToolEnv
+from rollyard_trainer.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Size of the model."""
+
+    vocabulary: int
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+    context: int = 128
+
+
+class Cache:
+    """Keys and values of all tokens so far; ``position`` is each row's own length."""
+
+    def __init__(self, shape: Shape, rows: int) -> None:
+        size = (shape.layers, rows, shape.heads, shape.context, shape.width // shape.heads)
+        self.keys, self.values = torch.zeros(size), torch.zeros(size)
+        self.position = torch.zeros(rows, dtype=torch.long)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop all rows but these."""
+        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        self.position = self.position[rows]
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.before_attention, self.before_mlp = nn.RMSNorm(shape.width), nn.RMSNorm(shape.width)
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.out = nn.Linear(shape.width, shape.width, bias=False)
+        self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
+        self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
+
+    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys, values, each (B, heads, T, width / heads)."""
+        rows, length, _ = x.shape
+        parts = self.qkv(self.before_attention(x)).view(rows, length, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        return query, key, value
+
+    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.relu(self.up(self.before_mlp(x))).square())
+
+
+class TinyGPT(nn.Module):
+    """Decoder-only transformer: rotary positions, RMSNorm, squared ReLU, untied head."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        half = shape.width // shape.heads // 2
+        angle = torch.outer(torch.arange(shape.context), 100.0 ** -(torch.arange(half) / half))
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+        for block in self.blocks:
+            nn.init.zeros_(block.out.weight)
+            nn.init.zeros_(block.down.weight)
+
+    def _rotate(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Rotate (B, heads, T, D) by ``position``, (T,) or (B, 1, T)."""
+        cos, sin = self.cos[position], self.sin[position]
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T, V) of the token after each of ``ids`` (B, T)."""
+        x, position = self.embed(ids), torch.arange(ids.shape[1])
+        for block in self.blocks:
+            query, key, value = block.split(x)
+            query, key = self._rotate(query, position), self._rotate(key, position)
+            x = block.finish(x, F.scaled_dot_product_attention(query, key, value, is_causal=True))
+        return self.head(self.norm(x))
+
+    def step(self, ids: torch.Tensor, cache: Cache, used: int) -> torch.Tensor:
+        """Logits (B, V) after one more token per row, ``ids`` (B,); ``used`` > every position."""
+        x, position = self.embed(ids)[:, None], cache.position[:, None, None]
+        rows = torch.arange(len(ids))
+        visible = (torch.arange(used) <= cache.position[:, None])[:, None, None]
+        for layer, block in enumerate(self.blocks):
+            query, key, value = block.split(x)
+            query, key = self._rotate(query, position), self._rotate(key, position)
+            cache.keys[layer, rows, :, cache.position] = key[:, :, 0]
+            cache.values[layer, rows, :, cache.position] = value[:, :, 0]
+            scores = query @ cache.keys[layer, :, :, :used].transpose(-1, -2)
+            scores = (scores / math.sqrt(query.shape[-1])).masked_fill(~visible, -torch.inf)
+            x = block.finish(x, scores.softmax(-1) @ cache.values[layer, :, :, :used])
+        return self.head(self.norm(x))[:, 0]
+
+
+class TinyEngine:
+    """Multi-turn rollouts of a :class:`TinyGPT`; see :class:`rollyard_trainer.engines.Engine`."""
+
+    def __init__(self, model: TinyGPT, tokenizer: Tokenizer, seed: int) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._chance = torch.Generator().manual_seed(seed)
+
+    async def rollout(
+        self, prompts: Sequence[str], env: PythonToolEnv, sampling: Sampling
+    ) -> list[Trajectory]:
+        """One rollout per prompt; a turn of all rows, then all of their tool calls at once."""
+        trajectories = [Trajectory(self.tokenizer.encode(prompt)) for prompt in prompts]
+        cache = Cache(self.model.shape, len(prompts))
+        live, given = trajectories, [one.prompt_ids for one in trajectories]
+        for turn in range(1, sampling.max_turns + 1):
+            texts = self._turn(live, given, cache, sampling)
+            answers = await asyncio.gather(*(env.answer(text) for text in texts))
+            going: list[int] = []
+            given = []
+            for row, (one, calls) in enumerate(zip(live, answers, strict=True)):
+                one.calls += calls
+                if env.on_infra == "drop" and any(c.status == "infra_error" for c in calls):
+                    one.stop = "infra"
+                elif one.stop is None and not calls:
+                    one.stop = "answer"
+                elif one.stop is None and turn == sampling.max_turns:
+                    one.stop = "turns"
+                elif one.stop is None:
+                    self._read(one, [c.observation for c in calls], sampling, going, row, given)
+            if not going:
+                break
+            live = [live[row] for row in going]
+            cache.keep(torch.tensor(going))
+        return trajectories
+
+    def _read(
+        self, one: Trajectory, observations: list[str], sampling: Sampling,
+        going: list[int], row: int, given: list[list[int]],
+    ) -> None:  # fmt: skip
+        text = template.tool_turn(observations)
+        ids = self.tokenizer.encode(text)
+        if len(one.ids) + len(ids) >= self._room(one, sampling):
+            one.stop = "length"
+            return
+        # The turn's last token was sampled, and is not in the cache yet.
+        given.append([self.tokenizer.end_id, *ids])
+        one.read(ids, text)
+        going.append(row)
+
+    def _room(self, one: Trajectory, sampling: Sampling) -> int:
+        return min(sampling.max_tokens, self.model.shape.context - len(one.prompt_ids))
+
+    @torch.no_grad()
+    def _turn(
+        self, live: list[Trajectory], given: list[list[int]], cache: Cache, sampling: Sampling
+    ) -> list[str]:
+        """Let each row write one turn, up to the end token or its limit; return the texts."""
+        count = torch.tensor([len(ids) for ids in given])
+        forced = torch.zeros(len(live), int(count.max()), dtype=torch.long)
+        for row, ids in enumerate(given):
+            forced[row, : len(ids)] = torch.tensor(ids)
+        room = torch.tensor([self._room(one, sampling) - len(one.ids) for one in live])
+        writing = torch.ones(len(live), dtype=torch.bool)
+        token, used = forced[:, 0], int(cache.position.max())
+        tokens: list[torch.Tensor] = []
+        scores: list[torch.Tensor] = []
+        for step in range(1, int((count + room).max()) + 1):
+            used += 1
+            logits = self.model.step(token, cache, used).div(sampling.temperature).log_softmax(-1)
+            cache.position += writing.long()
+            sampled = torch.multinomial(logits.exp(), 1, generator=self._chance)[:, 0]
+            is_forced = step < count
+            token = torch.where(is_forced, forced[:, min(step, forced.shape[1] - 1)], sampled)
+            wrote = writing & ~is_forced
+            tokens.append(torch.where(wrote, token, -1))
+            scores.append(logits.gather(1, token[:, None])[:, 0])
+            room -= wrote.long()
+            writing = writing & ~(wrote & ((token == self.tokenizer.end_id) | (room <= 0)))
+            if not writing.any():
+                break
+        return self._record(live, torch.stack(tokens, 1), torch.stack(scores, 1))
+
+    def _record(
+        self, live: list[Trajectory], tokens: torch.Tensor, scores: torch.Tensor
+    ) -> list[str]:
+        texts: list[str] = []
+        for one, ids, values in zip(live, tokens.tolist(), scores.tolist(), strict=True):
+            written = [index for index, token in enumerate(ids) if token >= 0]
+            turn = [ids[index] for index in written]
+            texts.append(self.tokenizer.decode(turn))
+            one.wrote(turn, [values[index] for index in written], texts[-1])
+            if turn[-1] != self.tokenizer.end_id:
+                one.stop = "length"
+        return texts

@@ -1,0 +1,2 @@
+def write_report(d, s):
+    return d

@@ -4,8 +4,8 @@
     GRPOTrainer(…, environment_factory=PythonEnvironment)
 
 Use the synchronous tool: TRL's loop takes the exceptions of asynchronous ones, ServiceFault too,
-for their results. That loop also goes through the samples one after another; in a ``rollout_func``
-of your own, :func:`rollyard.integrations.openai_tools.answer_all` runs all samples' calls at once.
+for their results. That loop also goes through the samples one after another; with
+:class:`rollyard.integrations.trl_rollout.ToolRollout` all samples' calls of a turn run at once.
 """
 
 from rollyard.integrations.python_tool import PythonTool

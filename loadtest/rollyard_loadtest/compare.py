@@ -18,7 +18,7 @@ from rollyard_loadtest.ratios import ratios
 from rollyard_loadtest.scenario import Stage
 from rollyard_loadtest.stack import NotReady, Stack, StackOptions, require_ready
 from rollyard_loadtest.stage import StageRun
-from rollyard_loadtest.target import Address
+from rollyard_loadtest.target import SERVERS, Address
 from rollyard_loadtest.target_native import session, split_url
 from rollyard_loadtest.view import View, summary, terminal
 
@@ -165,7 +165,7 @@ def _table(figures: BenchFigures) -> Table:
     for r in ratios(figures):
         low, high = r.rate_range
         shown.add_row(
-            r.peer, r.phase, f"[bold]{r.rate:.3g}", f"{low:.3g} to {high:.3g}",
+            SERVERS[r.peer], r.phase, f"[bold]{r.rate:.3g}", f"{low:.3g} to {high:.3g}",
             f"{r.p50:.3g}" if r.p50 else "", f"{r.p99:.3g}" if r.p99 else "",
             str(r.wrong), str(r.peer_wrong),
         )  # fmt: skip

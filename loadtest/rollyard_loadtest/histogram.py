@@ -35,9 +35,7 @@ class Latencies:
 
     def quantile_s(self, q: float) -> float | None:
         """The time that a share ``q`` (0 to 1) did not exceed; None when empty."""
-        if not len(self):
-            return None
-        return self._counts.get_value_at_percentile(q * 100) / 1e6
+        return self._values([q])[0]
 
     @property
     def mean_s(self) -> float | None:
@@ -46,7 +44,17 @@ class Latencies:
 
     def quantiles(self, shares: Iterable[float]) -> dict[str, float | None]:
         """Share (as text) to seconds."""
-        return {f"{share:g}": self.quantile_s(share) for share in shares}
+        shares = list(shares)
+        found = dict(zip(shares, self._values(shares), strict=True))
+        return {f"{share:g}": found[share] for share in shares}
+
+    def _values(self, shares: list[float]) -> list[float | None]:
+        """Quantiles in one walk over the counts: a walk takes milliseconds."""
+        if not len(self):
+            return [None] * len(shares)
+        percentiles = [share * 100 for share in shares]
+        found: dict[float, int] = self._counts.get_percentile_to_value_dict(sorted(percentiles))
+        return [found[percentile] / 1e6 for percentile in percentiles]
 
     def curve(self) -> list[tuple[float, float]]:
         """Points (share, seconds) of the whole distribution, denser towards its end."""
@@ -56,7 +64,8 @@ class Latencies:
         nines = math.log10(len(self)) if len(self) > 1 else 0.0
         steps = 40
         shares = [1 - 10 ** -(nines * step / steps) for step in range(steps + 1)]
-        return [(share, self.quantile_s(share) or 0.0) for share in (*shares, 1.0)]
+        values = self._values([*shares, 1.0])
+        return [(share, value or 0.0) for share, value in zip((*shares, 1.0), values, strict=True)]
 
     def encoded(self) -> str:
         """HdrHistogram's own compressed form, base64."""

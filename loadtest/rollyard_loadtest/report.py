@@ -9,6 +9,7 @@ from string import Template
 from rollyard_loadtest import charts
 from rollyard_loadtest.figures import BenchFigures, StageFigures
 from rollyard_loadtest.ratios import Ratios, ratios
+from rollyard_loadtest.target import SERVERS
 from rollyard_loadtest.view import costs, duration, warnings
 
 _PAGE = Template(Path(__file__).with_name("report.html").read_text())
@@ -64,7 +65,7 @@ def _verdict(figures: BenchFigures) -> str:
 def _cards(figures: BenchFigures) -> str:
     if figures.rounds:
         return "".join(
-            _card(f"runs/s against {_text(r.peer)}", f"{r.rate:.2g} ×")  # noqa: RUF001
+            _card(f"runs/s against {_text(SERVERS[r.peer])}", f"{r.rate:.2g} ×")  # noqa: RUF001
             for r in ratios(figures)
             if r.phase == "closed loop"
         )
@@ -151,16 +152,16 @@ def _comparison(figures: BenchFigures) -> list[str]:
     for stage in figures.stages:
         if stage.name.startswith("closed loop"):
             blocks.setdefault(stage.target, []).append(stage)
-    rates = {target: [stage.goodput_per_s for stage in stages] for target, stages in blocks.items()}
+    rates = {
+        SERVERS[target]: [stage.goodput_per_s for stage in stages]
+        for target, stages in blocks.items()
+    }
     parts = [_section("Side by side", charts.side_by_side(rates) + _ratio_table(found))]
     for phase in dict.fromkeys(stage.name.partition(",")[0] for stage in figures.stages):
         stages = [s for s in figures.stages if s.name.startswith(phase)]
-        last = {stage.target: stage for stage in stages}
-        parts.append(
-            _section(
-                f"Latency, {phase} (last round)", charts.curves(list(last.values()), list(last))
-            )
-        )
+        last = {SERVERS[stage.target]: stage for stage in stages}
+        curves = charts.curves(list(last.values()), list(last))
+        parts.append(_section(f"Latency, {phase} (last round)", curves))
     parts.append(
         _section("All blocks", _latency_table(figures.stages, with_target=True)
                  + _counts_table(figures.stages, with_target=True)
@@ -171,7 +172,8 @@ def _comparison(figures: BenchFigures) -> list[str]:
 
 def _ratio_table(found: Sequence[Ratios]) -> str:
     rows = [
-        [_text(r.peer), r.phase, f"{r.rate:.3g} ({r.rate_range[0]:.3g} to {r.rate_range[1]:.3g})",
+        [_text(SERVERS[r.peer]), r.phase,
+         f"{r.rate:.3g} ({r.rate_range[0]:.3g} to {r.rate_range[1]:.3g})",
          f"{r.p50:.3g}" if r.p50 else "", f"{r.p99:.3g}" if r.p99 else "",
          f"{r.wrong:,}", f"{r.peer_wrong:,}"]
         for r in found
@@ -198,7 +200,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _label(stage: StageFigures, with_target: bool) -> str:
-    return _text(f"{stage.target}: {stage.name}" if with_target else stage.name)
+    return _text(f"{SERVERS[stage.target]}: {stage.name}" if with_target else stage.name)
 
 
 def _latency_table(stages: Sequence[StageFigures], *, with_target: bool = False) -> str:

@@ -159,11 +159,12 @@ class StageRun:
     def _second(self, number: int) -> Second:
         ticks = [client.ticks[number] for client in self._clients if number in client.ticks]
         latencies = merged(tick["latencies"] for tick in ticks)
+        quantiles = latencies.quantiles((0.5, 0.99))
         counts = ("in_flight", "good", "wrong", "unjudged", "refused", "lost")
         return Second(
             at_s=max(tick["at_s"] for tick in ticks),
-            p50_s=latencies.quantile_s(0.5),
-            p99_s=latencies.quantile_s(0.99),
+            p50_s=quantiles["0.5"],
+            p99_s=quantiles["0.99"],
             **{name: sum(tick[name] for tick in ticks) for name in counts},
         )
 

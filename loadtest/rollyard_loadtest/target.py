@@ -14,6 +14,12 @@ from rollyard_loadtest.workload import Work
 TargetKind = Literal["sdk", "http", "sandboxfusion", "codejudge"]
 """``sdk``: rollyard.AsyncClient; ``http``: /v1/batches with as little Python as possible."""
 
+SERVERS: dict[str, str] = {
+    "sdk": "Rollyard", "http": "Rollyard (bare HTTP)", "sandboxfusion": "SandboxFusion",
+    "codejudge": "code-judge",
+}  # fmt: skip
+"""What people call the server behind each kind."""
+
 type Take = Callable[[int, Answer], None]
 """Takes a place in the request and its answer; each place at most once."""
 

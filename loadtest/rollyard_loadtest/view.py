@@ -12,6 +12,7 @@ from rich.text import Text
 from rollyard_loadtest.drive import window
 from rollyard_loadtest.figures import BenchFigures, Second, StageFigures
 from rollyard_loadtest.scenario import Stage
+from rollyard_loadtest.target import SERVERS
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
@@ -41,7 +42,9 @@ class View:
 
     def stage_begins(self, stage: Stage, target: str, number: int, of: int) -> None:
         self._stage, self._seconds = stage, []
-        self._place = f"{target}: {stage.name}" + (f" ({number} of {of})" if of > 1 else "")
+        self._place = f"{SERVERS[target]}: {stage.name}" + (
+            f" ({number} of {of})" if of > 1 else ""
+        )
         self._draw()
 
     def second_ended(self, second: Second) -> None:
@@ -51,7 +54,9 @@ class View:
     def stage_ended(self, figures: StageFigures) -> None:
         self._done.append(figures)
         if self._live is None:
-            self._console.print(f"{figures.target}: {line(figures)}", highlight=False)
+            self._console.print(
+                f"{SERVERS[figures.target]}: {line(figures)}", highlight=False, soft_wrap=True
+            )
 
     def _draw(self) -> None:
         if self._live is not None:
@@ -127,6 +132,9 @@ def line(figures: StageFigures) -> str:
 def table(stages: Sequence[StageFigures]) -> Table:
     """All stages so far."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
+    several = len({stage.target for stage in stages}) > 1
+    if several:
+        shown.add_column("server")
     shown.add_column("load")
     for name in ("offered/s", "good/s", "p50", "p90", "p99", "p99.9", "wrong", "lost", "refused",
                  "unjudged", "retried"):  # fmt: skip
@@ -134,6 +142,7 @@ def table(stages: Sequence[StageFigures]) -> Table:
     for s in stages:
         latencies = [duration(s.latency_s.get(q)) for q in ("0.5", "0.9", "0.99", "0.999")]
         shown.add_row(
+            *([SERVERS[s.target]] if several else []),
             s.name, f"{s.offered_per_s:,.1f}", f"{s.goodput_per_s:,.1f}", *latencies,
             Text(f"{s.wrong:,}", "bold red" if s.wrong else ""),
             Text(f"{s.lost:,}", "bold red" if s.lost else ""),
@@ -148,7 +157,8 @@ def summary(figures: BenchFigures) -> Group:
     for stage in figures.stages:
         if stage.cpu_ms_per_run and len(figures.stages) == 1:
             parts.append(Text(costs(stage), "dim"))
-        parts += [Text(f"  {text}", "red") for text in stage.examples[:3] if stage.failed]
+        examples = list(dict.fromkeys(stage.examples))[:3] if stage.failed else []
+        parts += [Text(f"  {text}", "red", overflow="ellipsis", no_wrap=True) for text in examples]
         parts += [Text(f"  {text}", "yellow") for text in warnings(stage)]
     for goal in figures.goals:
         got = "nothing" if goal.got is None else f"{goal.got:.3g}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, count
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from rollyard.types import Limits, Outcome
 
@@ -196,7 +196,13 @@ class Code(Kind):
 
     @model_validator(mode="after")
     def _limits_exist(self) -> Self:
-        Limits.model_validate(self.limits)
+        try:
+            Limits.model_validate(self.limits)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            known = ", ".join(Limits.model_fields)
+            field = ".".join(map(str, problem["loc"]))
+            raise ValueError(f"limits.{field}: {problem['msg']}; there are {known}") from None
         return self
 
     @property

@@ -46,7 +46,16 @@ class Settings:
     """Calls that the service fails, in the arms with injected faults."""
 
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:12]
+        """Short name of these settings."""
+        return _digest(asdict(self))
+
+    def coldstart_digest(self) -> str:
+        """Short name of what decides the cold start."""
+        return _digest([asdict(self.habits), self.coldstart_steps, self.coldstart_examples])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

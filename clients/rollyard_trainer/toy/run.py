@@ -41,7 +41,7 @@ async def cold_start(
     say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """The weights from which every arm and seed starts; made once, then read from ``directory``."""
-    path = directory / f"coldstart-{settings.digest()}.pt"
+    path = directory / f"coldstart-{settings.coldstart_digest()}.pt"
     with (directory / "coldstart.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():

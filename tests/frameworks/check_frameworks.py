@@ -202,6 +202,81 @@ def test_smolagents_tool(url: str) -> None:
     assert "code" in tool.to_code_prompt()
 
 
+def test_smolagents_code_agent(url: str) -> None:
+    """A whole agent; only its model is scripted."""
+    from smolagents import ChatMessage, CodeAgent, MessageRole, Model
+
+    from rollyard.integrations.smolagents import RollyardExecutor
+
+    class Scripted(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+            self.says = iter(
+                [
+                    "x = [n ** 2 for n in range(4)]\nprint(x)",
+                    "x[9]",
+                    "final_answer({'sum': sum(x)})",
+                ]
+            )
+
+        def generate(self, messages: Any, **_: Any) -> ChatMessage:
+            self.seen.append(str(messages[-1].content))
+            text = f"Thought: so.\n<code>\n{next(self.says)}\n</code>"
+            return ChatMessage(role=MessageRole.ASSISTANT, content=text)
+
+    model = Scripted()
+    executor = RollyardExecutor()
+    agent = CodeAgent(tools=[], model=model, executor=executor, verbosity_level=0)
+    assert agent.run("square") == {"sum": 14}
+    assert "[0, 1, 4, 9]" in model.seen[1]
+    assert "IndexError: list index out of range" in model.seen[2]
+    agent.python_executor.send_variables({"given": {"a": [1]}})
+    assert executor("given['a']").output == [1]
+    with pytest.raises(ValueError, match="cannot call search"):
+        executor.send_tools({"search": None, "final_answer": None})
+    down = RollyardExecutor(NOWHERE, max_retries=0)
+    with pytest.raises(ServiceFault):
+        down("1")
+    executor.cleanup()
+
+
+def test_rstar2_tools(url: str) -> None:
+    load_past_init("verl", "verl.utils", "verl.tools")
+    from verl.tools.base_tool import BaseTool
+
+    from rollyard.integrations.rstar2 import PythonTool as StandardIo
+    from rollyard.integrations.rstar2 import SimJupyterTool
+
+    def called(name: str, arguments: str) -> types.SimpleNamespace:
+        return types.SimpleNamespace(name=name, arguments=arguments)
+
+    history = [
+        called("jupyter_code", '{"code": "x = 20\\nprint(\'loud\')"}'),
+        called("jupyter_code", "{broken"),
+        called("other", '{"code": "x = 0"}'),
+    ]
+
+    async def scenario() -> None:
+        cells = SimJupyterTool({"type": "native"})
+        assert isinstance(cells, BaseTool)
+        instance, _ = await cells.create(history_tool_calls=history)
+        response, _, metrics = await cells.execute(instance, {"code": "x += 1\n2 * x"})
+        assert response.text.startswith("Tool call success\nstdout: 42\n\nexecution time: 0.")
+        assert metrics["service_fault"] == 0
+        response, _, _ = await cells.execute(instance, {"code": "x / 0"})
+        assert response.text.startswith("Tool call failure\nreason: \nstderr: Traceback")
+        await cells.release(instance)
+        program = StandardIo({"type": "native"})
+        instance, _ = await program.create()
+        given = {"code": "print(input() * 2)", "input": "ab"}
+        response, _, _ = await program.execute(instance, given)
+        assert "stdout: abab" in response.text
+        await program.release(instance)
+
+    asyncio.run(scenario())
+
+
 def test_verifiers_toolset(url: str) -> None:
     from mcp import Client
     from mcp.server.mcpserver import MCPServer

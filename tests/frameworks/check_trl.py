@@ -94,7 +94,7 @@ def train(
         args=GRPOConfig(
             output_dir=str(folder), per_device_train_batch_size=SAMPLES, num_generations=SAMPLES,
             max_completion_length=1500, max_steps=1, report_to=[], use_cpu=True, bf16=False,
-            save_strategy="no", gradient_checkpointing=False,
+            save_strategy="no",
         ),
         train_dataset=Dataset.from_list(
             [{"prompt": [{"role": "user", "content": f"What is 6 * 7? ({i})"}]} for i in range(2)]

@@ -17,7 +17,7 @@ from rollyard.local import local
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
     """Address of a service, which is the default of all clients too."""
-    service = local(slots=2, templates=["bare"])
+    service = local(slots=16, templates=["bare"])
     with service, pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLLYARD_URL", service.address)
         yield service.address

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from rollyard import __version__
 from rollyard_queue.base import Queue, QueueUnavailable
 from rollyard_service import openapi
+from rollyard_service.admission import Admission
 from rollyard_service.dialects.codejudge import CodeJudgeRoutes
 from rollyard_service.dialects.e2b import E2bRoutes
 from rollyard_service.dialects.runner import DialectRunner
@@ -20,6 +21,7 @@ from rollyard_service.exchange import Exchange
 from rollyard_service.frontdoor import FrontDoor
 from rollyard_service.intake import Intake
 from rollyard_service.keys import ApiKeys
+from rollyard_service.load import Load
 from rollyard_service.metrics import Metrics
 from rollyard_service.probes import ProbeRoutes
 from rollyard_service.refusal import Refusal, on_http_exception, on_refusal
@@ -50,15 +52,26 @@ def create_app(settings: GatewaySettings, queue: Queue) -> Gateway:
         max_queued=settings.max_queued,
         max_queued_bytes=settings.max_queued_bytes,
     )
-    exchange = Exchange(queue, metrics=metrics)
+    load = Load(queue)
+    admission = Admission(
+        load,
+        max_queued=settings.max_queued,
+        max_queued_bytes=settings.max_queued_bytes,
+        max_queued_wait_s=settings.max_queued_wait_s,
+        max_held_bytes=settings.max_held_bytes,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    exchange = Exchange(queue, metrics=metrics, load=load)
     keys = ApiKeys.from_settings(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         exchange.start()
+        load.start()
         try:
             yield
         finally:
+            await load.close()
             await exchange.close()
             with suppress(QueueUnavailable):  # its last word to a queue that is gone
                 await queue.close()
@@ -75,18 +88,26 @@ def create_app(settings: GatewaySettings, queue: Queue) -> Gateway:
         ceilings=settings.ceilings, max_wait_s=settings.max_wait_s, slack_s=settings.slack_s
     )
     runs = RunRoutes(
-        queue=queue, exchange=exchange, intake=intake, max_body_bytes=settings.max_body_bytes
+        queue=queue,
+        exchange=exchange,
+        intake=intake,
+        admission=admission,
+        max_body_bytes=settings.max_body_bytes,
     )
     app.include_router(runs.router())
     runner = DialectRunner(exchange=exchange, intake=intake, max_body_bytes=settings.max_body_bytes)
     dialects = (SandboxFusionRoutes(runner), CodeJudgeRoutes(runner, queue), E2bRoutes(runner))
     for dialect in dialects:
         app.include_router(dialect.router())
-    app.include_router(ProbeRoutes(queue=queue, exchange=exchange, metrics=metrics).router())
+    app.include_router(
+        ProbeRoutes(queue=queue, exchange=exchange, metrics=metrics, load=load).router()
+    )
     app.add_exception_handler(Refusal, on_refusal)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(ClientDisconnect, on_client_disconnect)
     inner = partial(FastAPI.__call__, app)
-    app.front_door = FrontDoor(inner, keys=keys, metrics=metrics, direct=runs.direct())
+    app.front_door = FrontDoor(
+        inner, keys=keys, metrics=metrics, admission=admission, direct=runs.direct()
+    )
     openapi.add_schemas(app, [model for dialect in dialects for model in dialect.models])
     return app

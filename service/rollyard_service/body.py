@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from rollyard.types import FieldProblem
+from rollyard_service.admission import Admission
 from rollyard_service.refusal import invalid, too_large
 
 DENSE_BYTES = 256 * 1024
@@ -22,6 +23,46 @@ MAX_STRINGS = 256 * 1024
 """Strings, names of fields included. 1024 runs with every field and 100 files each fit."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+class HeldBody:
+    """A request's body as far as it counts among the bytes that this process holds."""
+
+    __slots__ = ("_admission", "_headers", "_receive", "_size")
+
+    def __init__(
+        self, admission: Admission, headers: Mapping[bytes, bytes], receive: Receive
+    ) -> None:
+        self._admission = admission
+        self._headers = headers
+        self._receive = receive
+        self._size = 0
+
+    def held(self) -> Receive:
+        """Count the body from now on, at once where its size is declared; what to read it with.
+
+        Raises:
+            Refusal: 503, all bodies together would be too large.
+        """
+        size = declared_bytes(self._headers)
+        if size or b"transfer-encoding" not in self._headers:
+            self._hold(size)
+            return self._receive
+        return self._receive_counted
+
+    def release(self) -> None:
+        """The request is answered."""
+        self._admission.release(self._size)
+        self._size = 0
+
+    async def _receive_counted(self) -> Message:
+        message = await self._receive()
+        self._hold(len(message.get("body", b"")))
+        return message
+
+    def _hold(self, size: int) -> None:
+        self._admission.hold(size)
+        self._size += size
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, *, max_bytes: int) -> bytes:
@@ -36,8 +77,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, *, max_byt
     if encoding not in (b"", b"identity"):
         message = f"{encoding[:40].decode('latin-1')!r} is not supported; send the body as it is"
         raise invalid([FieldProblem(field="content-encoding", message=message)])
-    declared = headers.get(b"content-length", b"")
-    if declared.isdigit() and int(declared[:20]) > max_bytes:
+    if declared_bytes(headers) > max_bytes:
         raise too_large(max_bytes)
     chunks: list[bytes] = []
     size, more = 0, True
@@ -56,6 +96,12 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, *, max_byt
         message = f"more than {MAX_STRUCTURE_BYTES} bytes outside strings or {MAX_STRINGS} strings"
         raise invalid([FieldProblem(field="", message=message)])
     return body
+
+
+def declared_bytes(headers: Mapping[bytes, bytes]) -> int:
+    """What Content-Length says; 0 where it says nothing of use."""
+    declared = headers.get(b"content-length", b"")
+    return int(declared[:20]) if declared.isdigit() else 0
 
 
 def has_sane_structure(body: bytes) -> bool:

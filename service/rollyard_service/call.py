@@ -19,7 +19,9 @@ class Call:
         self.pending: dict[str, QueuedRun] = {}
         self.patience: defaultdict[float, list[str]] = defaultdict(list)
         """Seconds to wait at most, and for which runs (usually one entry)."""
+        self.payload_bytes = 0
         for queued, patience_s in runs:
+            self.payload_bytes += len(queued.payload)
             self.pending[queued.run_id] = queued
             self.patience[patience_s].append(queued.run_id)
         self.run_ids = tuple(self.pending)

@@ -20,6 +20,7 @@ from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
 from rollyard_queue.records import QueuedRun
 from rollyard_service.abandonment import Abandonment
 from rollyard_service.call import Call
+from rollyard_service.load import Load
 from rollyard_service.metrics import Metrics
 from rollyard_service.submissions import Submissions
 from rollyard_service.verdict import infra_error
@@ -42,10 +43,11 @@ logger = logging.getLogger(__name__)
 class Exchange:
     """Submits calls and brings their results. All methods belong to one event loop."""
 
-    def __init__(self, queue: Queue, *, metrics: Metrics) -> None:
+    def __init__(self, queue: Queue, *, metrics: Metrics, load: Load) -> None:
         self.reply_to = f"gw-{uuid4().hex}"
         self._queue = queue
         self._metrics = metrics
+        self._load = load
         self._waiting: dict[str, list[Call]] = {}
         self._calls: dict[Call, list[asyncio.TimerHandle]] = {}
         self._abandonment = Abandonment(
@@ -97,6 +99,7 @@ class Exchange:
         try:
             await submission.answered
             self._metrics.count_admitted(len(call.run_ids))
+            self._load.submitted(len(call.run_ids), call.payload_bytes)
         except QueueFull:
             self._metrics.count_not_admitted(len(call.run_ids), "overloaded")
             self.drop(call, abandon=False)
@@ -104,6 +107,7 @@ class Exchange:
         except BaseException as error:
             if isinstance(error, QueueUnavailable):
                 self._metrics.count_not_admitted(len(call.run_ids), "unavailable")
+                self._load.failed(str(error))
             self.drop(call, abandon=submission.landed)
             if not submission.landed:
                 submission.on_landed = functools.partial(self._abandon_unwanted, call.run_ids)
@@ -172,6 +176,7 @@ class Exchange:
             # Replies may have died with the connection, and runs with the server.
             await self._ask_again(self._calls)
             self._lost = False
+            self._load.answered()
         try:
             replies = await self._queue.replies(
                 self.reply_to, max_replies=READ_BATCH, wait_s=READ_WAIT_S

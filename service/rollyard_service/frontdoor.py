@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rollyard_service.admission import Admission
+from rollyard_service.body import HeldBody
 from rollyard_service.keys import ApiKeys
 from rollyard_service.metrics import Metrics
 from rollyard_service.origin import from_foreign_page
@@ -34,12 +36,14 @@ class FrontDoor:
     """ASGI application around the whole other one."""
 
     def __init__(
-        self, app: ASGIApp, *, keys: ApiKeys, metrics: Metrics, direct: Mapping[str, Handler]
-    ) -> None:
+        self, app: ASGIApp, *, keys: ApiKeys, metrics: Metrics, admission: Admission,
+        direct: Mapping[str, Handler],
+    ) -> None:  # fmt: skip
         """``direct`` has the handlers of POST requests that need not go through ``app``."""
         self._app = app
         self._keys = keys
         self._metrics = metrics
+        self._admission = admission
         self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,8 +65,9 @@ class FrontDoor:
             await send(message)
 
         direct = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+        body = HeldBody(self._admission, headers, receive)
         try:
-            await self._serve(direct, scope, headers, receive, answer)
+            await self._serve(direct, scope, headers, body, answer)
         except Refusal as refusal:
             await response_to(refusal, scope)(scope, receive, answer)
         except ClientDisconnect:
@@ -72,17 +77,19 @@ class FrontDoor:
             if not status:
                 await response_to(internal(), scope)(scope, receive, answer)
         finally:
+            body.release()
             route = scope["path"] if direct else getattr(scope.get("route"), "path", "none")
             self._metrics.count_request(
                 _known_method(scope["method"]), route, status or CLIENT_GONE
             )
 
     async def _serve(
-        self, direct: Handler | None, scope: Scope, headers: Headers, receive: Receive, send: Send
+        self, direct: Handler | None, scope: Scope, headers: Headers, body: HeldBody, send: Send
     ) -> None:
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             raise refusal
+        receive = body.held()
         if direct is not None:
             await direct(scope, headers, receive, send)
         else:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from rollyard_queue.base import Queue, QueueUnavailable
 from rollyard_service.exchange import Exchange
+from rollyard_service.load import Load
 from rollyard_service.metrics import Metrics
 from rollyard_service.refusal import unavailable
 
@@ -19,10 +20,11 @@ ANSWER_S = 2.0
 class ProbeRoutes:
     """Handlers of ``/healthz /readyz /v1/stats /metrics``."""
 
-    def __init__(self, *, queue: Queue, exchange: Exchange, metrics: Metrics) -> None:
+    def __init__(self, *, queue: Queue, exchange: Exchange, metrics: Metrics, load: Load) -> None:
         self._queue = queue
         self._exchange = exchange
         self._metrics = metrics
+        self._load = load
 
     def router(self) -> APIRouter:
         """The routes."""
@@ -38,12 +40,14 @@ class ProbeRoutes:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
     async def readyz(self) -> Response:
-        """The queue answers; 503 otherwise."""
+        """The queue answers and takes runs; 503 with the reason otherwise."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._queue.ping()
         except (QueueUnavailable, TimeoutError) as error:
-            raise unavailable("the queue does not answer") from error
+            raise unavailable(_reason(error)) from error
+        if outage := self._load.outage:
+            raise unavailable(outage)
         return Response(b'{"status":"ready"}', media_type="application/json")
 
     async def stats(self) -> Response:
@@ -52,7 +56,7 @@ class ProbeRoutes:
             async with asyncio.timeout(ANSWER_S):
                 stats = await self._queue.stats()
         except (QueueUnavailable, TimeoutError) as error:
-            raise unavailable("the queue does not answer") from error
+            raise unavailable(_reason(error)) from error
         counts = msgspec.to_builtins(stats) | {"in_flight": len(self._exchange)}
         return Response(msgspec.json.encode(counts), media_type="application/json")
 
@@ -64,3 +68,7 @@ class ProbeRoutes:
         except (QueueUnavailable, TimeoutError):
             stats = None
         return Response(self._metrics.render(stats), media_type=CONTENT_TYPE_LATEST)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or f"the queue did not answer within {ANSWER_S:g} s"

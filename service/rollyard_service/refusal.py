@@ -62,10 +62,10 @@ def not_found(message: str) -> Refusal:
     return Refusal(404, ErrorResponse(error="not_found", message=message))
 
 
-def overloaded(message: str, retry_after_s: float) -> Refusal:
-    """429: the queue is full."""
+def overloaded(message: str, retry_after_s: float, *, status: int = 503) -> Refusal:
+    """503: there is no room for anybody; or 429: not for this caller, who has its share."""
     return Refusal(
-        429, ErrorResponse(error="overloaded", message=message, retry_after_s=retry_after_s)
+        status, ErrorResponse(error="overloaded", message=message, retry_after_s=retry_after_s)
     )
 
 

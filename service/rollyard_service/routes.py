@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from rollyard.types import RUN_ID_PATTERN
 from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
 from rollyard_service import openapi
-from rollyard_service.body import read_body
+from rollyard_service.admission import Admission
+from rollyard_service.body import declared_bytes, read_body
 from rollyard_service.call import Call
 from rollyard_service.exchange import Exchange
 from rollyard_service.frontdoor import CLIENT_GONE, Handler, Headers
@@ -39,11 +40,13 @@ class RunRoutes:
         queue: Queue,
         exchange: Exchange,
         intake: Intake,
+        admission: Admission,
         max_body_bytes: int,
     ) -> None:
         self._queue = queue
         self._exchange = exchange
         self._intake = intake
+        self._admission = admission
         self._max_body_bytes = max_body_bytes
 
     def router(self) -> APIRouter:
@@ -61,15 +64,14 @@ class RunRoutes:
 
     async def run(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Run one program and wait for its result."""
-        body = await read_body(headers, receive, max_bytes=self._max_body_bytes)
-        call = await self._submitted([self._intake.run(body)])
+        run = self._intake.run(await self._body(headers, receive))
+        call = await self._submitted([run])
         for result in await whole(receive, self._exchange, call):
             await _send_json(send, result)
 
     async def batch(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Run many programs; one answer when all have ended, or a line for each as it ends."""
-        body = await read_body(headers, receive, max_bytes=self._max_body_bytes)
-        runs = self._intake.batch(body)
+        runs = self._intake.batch(await self._body(headers, receive))
         if NDJSON in headers.get(b"accept", b""):
             call = await self._submitted(runs, streamed=True)
             await ResultStream(self._exchange, call)(scope, receive, send)
@@ -93,12 +95,18 @@ class RunRoutes:
             raise not_found(f"run {run_id} is unknown: never submitted, or forgotten since")
         return _json(b'{"run_id":"%b","state":"%b"}' % (run_id.encode(), state.encode()))
 
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        self._admission.check(declared_bytes(headers))
+        return await read_body(headers, receive, max_bytes=self._max_body_bytes)
+
     async def _submitted(self, runs: Sequence[AcceptedRun], *, streamed: bool = False) -> Call:
         call = Call(runs, now=asyncio.get_running_loop().time(), streamed=streamed)
         try:
             await self._exchange.submit(call)
         except QueueFull as error:
-            raise overloaded("the queue is full; nothing was queued", error.retry_after_s) from None
+            message = f"{error}; nothing was queued"
+            status = 429 if error.job else 503  # the job has its share, or nobody gets any more
+            raise overloaded(message, error.retry_after_s, status=status) from None
         except QueueUnavailable as error:
             raise _outage(error) from error
         return call
@@ -116,7 +124,7 @@ async def _send_json(send: Send, body: bytes) -> None:
 
 def _outage(error: Exception) -> Refusal:
     logger.warning("queue.unavailable", extra={"reason": str(error)})
-    return unavailable("the queue does not answer")
+    return unavailable(str(error) or f"the queue did not answer within {ANSWER_S:g} s")
 
 
 async def _never_reached() -> Response:

@@ -46,9 +46,20 @@ class GatewaySettings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 31)] = 32 * MIB
     """Largest request body; a larger one is answered 413 without being read to its end."""
     max_queued: Annotated[int, Field(ge=1)] = 100_000
-    """Runs that may wait in the queue; beyond it requests are answered 429."""
+    """Runs that may wait in the queue; beyond it requests are answered 503."""
     max_queued_bytes: Annotated[int, Field(ge=1024)] = 1 * GIB
-    """Bytes that waiting runs may occupy in the queue; beyond it requests are answered 429."""
+    """Bytes that waiting runs may occupy in the queue; beyond it requests are answered 503."""
+    max_queued_per_job: Annotated[int, Field(ge=0)] = 0
+    """Runs of one job that may wait; beyond it that job's requests are answered 429. 0: no bound
+    of its own."""
+    max_queued_bytes_per_job: Annotated[int, Field(ge=0)] = 0
+    """The same for the bytes of one job's waiting runs."""
+    max_queued_wait_s: Annotated[float, Field(gt=0, le=86400)] | None = None
+    """Refuse (503) while runs would wait longer than this many seconds, at the rate at which the
+    queue drains: for callers who prefer to go elsewhere. None: only the bounds above hold."""
+    max_held_bytes: Annotated[int, Field(ge=1 * MIB)] = 512 * MIB
+    """Bytes of request bodies that this process holds at once, from arrival to answer; beyond it
+    requests are answered 503. Its memory is about twice that."""
 
     max_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 600.0
     """Largest ``limits.timeout_s`` that a caller may ask for, in seconds."""

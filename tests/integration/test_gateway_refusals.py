@@ -258,14 +258,14 @@ async def test_key_opens_and_probes_need_none(locked: Pool) -> None:
         assert answer.status_code == 200
 
 
-async def test_full_queue_is_429_at_once_and_recovers(anyio_backend: str) -> None:
+async def test_full_queue_is_503_at_once_and_recovers(anyio_backend: str) -> None:
     async with EmbeddedServer() as server, gateway(server.url, max_queued=2) as process:
         queue = RedisQueue.from_url(server.url)
         async with process.client() as client:
             runs = [{"code": "echo"}] * 3
             answer = await client.post("/v1/batches", json={"runs": runs})
             error = ErrorResponse.model_validate_json(answer.content)
-            assert (answer.status_code, error.error) == (429, "overloaded")
+            assert (answer.status_code, error.error) == (503, "overloaded")
             assert error.retry_after_s is not None
             assert int(answer.headers["retry-after"]) >= error.retry_after_s > 0
             assert (await queue.stats()).queued == 0

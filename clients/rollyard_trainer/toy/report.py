@@ -1,2 +1,202 @@
-def write_report(d, s):
-    return d
+"""The page: curves, and paired intervals against the two baselines that matter."""
+
+import html
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from rollyard_trainer.evals.statistics import Interval, difference, paired
+from rollyard_trainer.toy.arms import ARMS, Settings
+from rollyard_trainer.toy.run import read_results
+
+BASELINES = ("rand-strat", "grpo-2G")
+CURVES = {
+    "error_share": "failed share of calls in correct rollouts (paper, fig. 4)",
+    "accuracy": "accuracy",
+    "format_share": "correct rollouts without exactly one answer",
+    "tokens": "tokens written per rollout",
+    "calls": "calls per rollout",
+    "entropy": "entropy, nats per token",
+    "vacuous": "calls that compute nothing",
+    "swallowed": "calls that hide exceptions",
+}
+LEVELS = (0.6, 0.8, 0.9)  # of accuracy, at which error shares are compared
+SMOOTHING = 5  # steps
+
+_STYLE = """body{font:15px/1.5 system-ui;max-width:70rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}td,th{padding:.2rem .7rem;
+text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}
+svg{max-width:100%;height:auto}.better{color:#060;font-weight:600}.worse{color:#a00}"""
+
+_CAVEAT = """A policy of 0.1M parameters, a made-up task, error habits that were put in: this page
+says how the selection behaves where errors say little about the outcome. Nothing about models of
+billions of parameters, or about mathematics, follows from it."""
+
+Rows = dict[str, dict[int, dict[str, Any]]]
+Figure = Callable[[dict[str, Any]], float]
+
+
+def write_report(directory: Path, settings: Settings) -> Path:
+    """Write ``report.html`` from all finished runs of these settings; return its path.
+
+    Raises:
+        ValueError: there are none.
+    """
+    rows: Rows = {}
+    for row in read_results(directory, settings):
+        rows.setdefault(row["arm"], {})[row["seed"]] = row
+    if not rows:
+        raise ValueError(f"{directory} has no finished run of these settings")
+    ordered = {name: rows[name] for name in ARMS if name in rows}
+    parts = [f"<p>{_CAVEAT}</p>", f"<p>Settings {settings.digest()}: {html.escape(str(settings))}",
+             _plot(ordered), _table(ordered), _cost(ordered)]  # fmt: skip
+    parts += [_against(ordered, baseline) for baseline in BASELINES if baseline in ordered]
+    page = directory / "report.html"
+    page.write_text(
+        f"<!doctype html><meta charset=utf-8><title>Phrasebook</title><style>{_STYLE}</style>"
+        f"<h1>Phrasebook: GRPO-RoC in miniature</h1>{''.join(parts)}"
+    )
+    return page
+
+
+def series(row: dict[str, Any], name: str) -> np.ndarray:
+    """A curve of one run, a running mean over ``SMOOTHING`` steps; NaN where it is unknown."""
+    values = np.array([point.get(name, np.nan) for point in row["curve"]], dtype=float)
+    width = min(SMOOTHING, len(values))
+    padded = np.pad(values, (width - 1, 0), "edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
+    known = np.isfinite(windows)
+    total = np.where(known, windows, 0).sum(1)
+    return np.divide(total, known.sum(1), out=np.full(len(values), np.nan), where=known.any(1))
+
+
+def at_accuracy(row: dict[str, Any], level: float, name: str = "error_share") -> float:
+    """``name`` where accuracy first reaches ``level``, interpolated; NaN if it never does."""
+    accuracy, value = series(row, "accuracy"), series(row, name)
+    reached = np.flatnonzero(accuracy >= level)
+    if not len(reached):
+        return float("nan")
+    step = int(reached[0])
+    if step == 0:
+        return float(value[0])
+    part = (level - accuracy[step - 1]) / (accuracy[step] - accuracy[step - 1])
+    return float(value[step - 1] + part * (value[step] - value[step - 1]))
+
+
+def _plot(rows: Rows) -> str:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure: Any
+    figure, axes = cast("tuple[Any, Any]", pyplot.subplots(4, 2, figsize=(13, 15)))
+    for place, (name, title) in zip(axes.flat, CURVES.items(), strict=True):
+        for index, (arm, runs) in enumerate(rows.items()):
+            curves = np.array([series(row, name) for row in runs.values()])
+            mean = np.nanmean(curves, axis=0) if np.isfinite(curves).any() else curves[0]
+            style = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
+            place.plot(mean, label=arm, linewidth=2.5 if arm == "roc-full" else 1.2, **style)
+        place.set(title=title, xlabel="step")
+        place.grid(alpha=0.3)
+    axes.flat[0].legend(fontsize=8)
+    figure.tight_layout()
+    out = io.StringIO()
+    figure.savefig(out, format="svg")
+    pyplot.close(figure)
+    return "<svg" + out.getvalue().partition("<svg")[2]
+
+
+def _scores(runs: dict[int, dict[str, Any]], seeds: list[int]) -> np.ndarray:
+    return np.array([runs[seed]["test_scores"] for seed in seeds], dtype=float)
+
+
+def _mean(runs: dict[int, dict[str, Any]], name: str) -> str:
+    values = np.array([row["test"][name] for row in runs.values()], dtype=float)
+    spread = values.std(ddof=1) if len(values) > 1 else float("nan")
+    return f"{np.nanmean(values):.3f} ± {spread:.3f}"
+
+
+def _table(rows: Rows) -> str:
+    names = ("accuracy", "error_share", "error_share_honest", "format_share", "tokens", "calls",
+             "vacuous", "swallowed", "truncated")  # fmt: skip
+    head = "".join(f"<th>{name}" for name in ("arm", "seeds", *names, "collapsed"))
+    body = "".join(
+        f"<tr><td title='{html.escape(ARMS[arm].says)}'>{arm}<td>{len(runs)}"
+        + "".join(f"<td>{_mean(runs, name)}" for name in names)
+        + f"<td>{sum(row['collapsed_at'] is not None for row in runs.values())}"
+        for arm, runs in rows.items()
+    )
+    return (
+        "<h2>Test problems, last checkpoint</h2><p>The rule was fixed before: the last step. Mean "
+        f"and standard deviation over seeds.</p><table><tr>{head}{body}</table>"
+    )
+
+
+def _against(rows: Rows, baseline: str) -> str:
+    figures = _figures()
+    names = ("arm", "seeds", "test accuracy", *figures)
+    head = "".join(f"<th>{name}" for name in names)
+    body = ""
+    for arm, runs in rows.items():
+        seeds = sorted(runs.keys() & rows[baseline].keys())
+        if arm == baseline or not seeds:
+            continue
+        accuracy = difference(_scores(runs, seeds), _scores(rows[baseline], seeds))
+        cells = [_cell(accuracy, more_is_better=True)]
+        for figure in figures.values():
+            ours = [figure(runs[seed]) for seed in seeds]
+            cells.append(_cell(paired(ours, [figure(rows[baseline][seed]) for seed in seeds])))
+        body += f"<tr><td>{arm}<td>{len(seeds)}" + "".join(cells)
+    return (
+        f"<h2>Difference from {baseline}</h2><p>Paired by seed, 95% bootstrap intervals; accuracy "
+        "also over problems and samples. Coloured where the interval is on one side of 0. Many "
+        f"intervals: one in twenty is off by chance.</p><table><tr>{head}{body}</table>"
+    )
+
+
+def _figures() -> dict[str, Figure]:
+    """What is compared, one figure per run."""
+
+    def mean(row: dict[str, Any]) -> float:
+        return float(np.nanmean(series(row, "error_share")))
+
+    def end(name: str) -> Figure:
+        return lambda row: float(series(row, name)[-10:].mean())
+
+    def at(level: float) -> Figure:
+        return lambda row: at_accuracy(row, level)
+
+    return {
+        "error share: mean over steps": mean,
+        "last 10 steps": end("error_share"),
+        **{f"at accuracy {level}": at(level) for level in LEVELS},
+        "format faults, last 10 steps": end("format_share"),
+        "tokens, last 10 steps": end("tokens"),
+    }
+
+
+def _cell(interval: Interval, *, more_is_better: bool = False) -> str:
+    kind = ""
+    if interval.low > 0 or interval.high < 0:
+        kind = "better" if (interval.low > 0) == more_is_better else "worse"
+    return f"<td class='{kind}'>{interval:+.3f}"
+
+
+def _cost(rows: Rows) -> str:
+    body = "".join(
+        f"<tr><td>{arm}" + "".join(
+            f"<td>{np.mean([row[name] for row in runs.values()]):.0f}"
+            for name in ("wall_s", "train_s", "calls", "executed")
+        ) + f"<td>{np.mean([sum(p.get('rows', 0) for p in r['curve']) for r in runs.values()]):.0f}"
+        for arm, runs in rows.items()
+    )  # fmt: skip
+    changed = max(row["mismatched"] for runs in rows.values() for row in runs.values())
+    return (
+        "<h2>Cost per run</h2><table><tr><th>arm<th>wall, s<th>of it training, s<th>tool calls"
+        f"<th>executed<th>rollouts trained on{body}</table><p>Executions whose result was another "
+        f"one the second time: {changed}.</p>"
+    )

@@ -1,0 +1,1 @@
+"""Measuring: avg@k with intervals, paired differences, and results that may be compared."""

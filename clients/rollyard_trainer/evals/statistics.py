@@ -1,0 +1,104 @@
+"""Intervals beside every number.
+
+Scores are arrays (S, P, K): seeds (training runs), problems, samples; an evaluation of one
+model has S = 1. NaN marks a sample that the service or the verifier failed; it counts nowhere.
+All resampling is hierarchical: seeds, then problems, then samples within each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value and its 95% bootstrap percentile interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+def _of(value: float, draws: np.ndarray) -> Interval:
+    low, high = np.nanpercentile(draws, [2.5, 97.5])
+    return Interval(value, float(low), float(high))
+
+
+def _resampled(scores: np.ndarray, seeds: np.ndarray, problems: np.ndarray,
+               rng: np.random.Generator) -> float:  # fmt: skip
+    picked = scores[np.ix_(seeds, problems)]
+    sample = rng.integers(scores.shape[2], size=picked.shape)
+    drawn = np.take_along_axis(picked, sample, axis=2)
+    return float(np.nanmean(drawn))
+
+
+def average_at_k(scores: np.ndarray, *, seed: int = 0) -> Interval:
+    """Mean score, with seeds, problems and samples resampled."""
+    rng = np.random.default_rng(seed)
+    seeds, problems, _ = scores.shape
+    draws = np.array([
+        _resampled(scores, rng.integers(seeds, size=seeds), rng.integers(problems, size=problems),
+                   rng) for _ in range(RESAMPLES)
+    ])  # fmt: skip
+    return _of(float(np.nanmean(scores)), draws)
+
+
+def difference(left: np.ndarray, right: np.ndarray, *, seed: int = 0) -> Interval:
+    """Mean of ``left`` minus mean of ``right``, paired by seed and by problem.
+
+    Raises:
+        ValueError: they have not the same seeds and problems.
+    """
+    if left.shape[:2] != right.shape[:2]:
+        raise ValueError(f"not paired: {left.shape[:2]} and {right.shape[:2]} seeds and problems")
+    rng = np.random.default_rng(seed)
+    seeds, problems, _ = left.shape
+    draws: list[float] = []
+    for _ in range(RESAMPLES):
+        s, p = rng.integers(seeds, size=seeds), rng.integers(problems, size=problems)
+        draws.append(_resampled(left, s, p, rng) - _resampled(right, s, p, rng))
+    return _of(float(np.nanmean(left) - np.nanmean(right)), np.array(draws))
+
+
+def paired(left: Sequence[float], right: Sequence[float], *, seed: int = 0) -> Interval:
+    """Mean difference of one figure per seed (an error share, say), seeds resampled in pairs.
+
+    Pairs of which one is NaN are left out.
+    """
+    delta = np.asarray(left, dtype=float) - np.asarray(right, dtype=float)
+    delta = delta[~np.isnan(delta)]
+    if not len(delta):
+        return Interval(float("nan"), float("nan"), float("nan"))
+    rng = np.random.default_rng(seed)
+    draws = delta[rng.integers(len(delta), size=(RESAMPLES, len(delta)))].mean(axis=1)
+    return _of(float(delta.mean()), draws)
+
+
+def problems_needed(
+    gap: float, *, accuracy: float, k: int = 16, correlation: float = 0.5, within: float = 0.3
+) -> int:
+    """How many problems show a true difference of ``gap`` with 80% power at the 5% level.
+
+    Args:
+        gap: Difference of mean accuracy, such as 0.03.
+        accuracy: About where the models are, 0 to 1.
+        k: Samples per problem.
+        correlation: Between the two models' per-problem accuracies.
+        within: Share of the variance of one sample that is chance, not the problem.
+
+    The variance of a problem's mean is ``p(1-p) ((1-within) + within/k)``; the difference of two
+    has twice that, less what the pairing takes away.
+    """
+    if not 0 < gap < 1 or not 0 < accuracy < 1 or k < 1:
+        raise ValueError("gap and accuracy are between 0 and 1, k is at least 1")
+    spread = accuracy * (1 - accuracy)
+    between, chance = spread * (1 - within), spread * within / k
+    variance = 2 * (between * (1 - correlation) + chance)
+    quantiles = 1.959964 + 0.841621
+    return int(np.ceil(variance * (quantiles / gap) ** 2))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any
+from uuid import uuid4
 
 from rollyard_loadtest.arrivals import Thinking, poisson, share
 from rollyard_loadtest.load import Burst, Closed, Load, Poisson
@@ -46,6 +47,9 @@ class Driver:
         self._works = cycle(works)
         self._tally = tally
         self._seed = f"{seed}-{client}"
+        # Ids are idempotency keys: with the seed's alone the second load test of a minute would
+        # get the results of the first.
+        self._ids = f"b{uuid4().hex[:12]}"
         self._client, self._clients = client, clients
         self._pauses = random.Random(f"pauses-{self._seed}")  # noqa: S311 - not for secrets
         self._began = 0.0
@@ -147,7 +151,7 @@ class Driver:
         works = list(islice(self._works, runs))
         self._requests += 1
         request = _Request(works, due_s, self._tally, self._now)
-        prefix = f"b{self._seed}-{self._requests}"
+        prefix = f"{self._ids}-{self._requests}"
         now = self._now()
         for _ in works:
             self._tally.sent(due_s, now)

@@ -10,8 +10,9 @@ import httpx2
 import pytest
 from gateway_pool import PlayWorker, pool, until
 
+from rollyard.types import RunResult
 from rollyard_queue.embedded import EmbeddedServer
-from rollyard_queue.records import QueuedRun
+from rollyard_queue.records import Delivery, FinishedRun, QueuedRun
 from rollyard_queue.redis import RedisQueue
 from rollyard_service.app import create_app
 from rollyard_service.dialects import codejudge, sandboxfusion
@@ -95,6 +96,40 @@ async def test_answers_that_are_there_are_kept(
         answer = await client.post("/run/long-batch", json=BATCH)
         results = answer.json()["results"]
         assert sorted(result["reason"] for result in results) == ["", "", "queue_timeout"]
+    await queue.close()
+
+
+async def test_our_fault_is_never_the_program_s(server: EmbeddedServer) -> None:
+    """A worker that fails: 200 SandboxError with a message, queue_timeout, 503."""
+    queue = RedisQueue.from_url(server.url, name="dialects")
+
+    async def failed(client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> Any:
+        call = asyncio.create_task(client.post(path, json=body))
+        deliveries: list[Delivery] = []
+        while not deliveries:
+            await queue.wait("faulty", for_work=True, wait_s=0.2)
+            deliveries = await queue.claim("faulty", max_runs=10, lease_s=30)
+        await queue.finish("faulty", [
+            FinishedRun(one.run_id, one.attempt, RunResult(
+                run_id=one.run_id, outcome="infra_error", message="the jail fell down",
+            ).model_dump_json().encode())
+            for one in deliveries
+        ])  # fmt: skip
+        return await call
+
+    async with serving(server) as client:
+        for path, body in (("/run_code", {"code": "1"}), ("/run_jupyter", {"cells": ["1"]})):
+            answer = await failed(client, path, body)
+            assert (answer.status_code, answer.json()["status"]) == (200, "SandboxError")
+            assert "the jail fell down" in answer.json()["message"]
+            assert answer.json().get("run_result") is None
+        answer = await failed(client, "/run", ONE)
+        assert (answer.status_code, answer.json()["reason"]) == (200, "queue_timeout")
+        assert not answer.json()["run_success"]
+        answer = await failed(client, "/run/long-batch", BATCH)
+        assert {one["reason"] for one in answer.json()["results"]} == {"queue_timeout"}
+        answer = await failed(client, "/execute", {"code": "1"})
+        assert answer.status_code == 503
     await queue.close()
 
 

@@ -1,5 +1,7 @@
 """The E2B code interpreter's ``/execute``, without contexts: each call has a new interpreter.
 
+``/contexts`` answers 501 and says so: contexts are live interpreters, which need sessions.
+
 The lines come when the run has ended. A fault of ours is an HTTP error, never an event: the
 client raises it, and no model reads it.
 """
@@ -14,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rollyard.types import RunRequest, RunResult
+from rollyard.types import ErrorResponse, RunRequest, RunResult
 from rollyard_service.dialects.cells import Cell, CellsProgram
 from rollyard_service.dialects.runner import (
     Busy,
@@ -23,13 +25,23 @@ from rollyard_service.dialects.runner import (
     malformed,
     template_for,
 )
-from rollyard_service.refusal import not_found, unavailable
+from rollyard_service.refusal import Refusal, not_found, unavailable
 
 EXECUTION_S = 300.0
 """As long as the client waits by default; it hangs up earlier where it was told to, and that
 cancels the run."""
+NO_CONTEXTS = (
+    "this server has no contexts, for they need sessions, which it does not have yet; "
+    "call /execute without context_id: each call has a new interpreter"
+)
 PYTHON = frozenset({"python", "python3"})
 
+_CONTEXTS = (
+    ("POST", "/contexts"),
+    ("GET", "/contexts"),
+    ("POST", "/contexts/{context_id}/restart"),
+    ("DELETE", "/contexts/{context_id}"),
+)
 _FORMATS = {
     "text/plain": "text",
     "text/html": "html",
@@ -76,13 +88,19 @@ class E2bRoutes:
             methods=["POST"],
             openapi_extra=DialectRunner.documented(ExecuteRequest),
         )
+        for method, path in _CONTEXTS:
+            router.add_api_route(path, self.contexts, methods=[method], include_in_schema=False)
         return router
+
+    async def contexts(self, request: Request) -> Response:
+        """Create, list, restart or delete a context: not here."""
+        raise Refusal(501, ErrorResponse(error="not_found", message=NO_CONTEXTS))
 
     async def execute(self, request: Request) -> Response:
         """Run code as a notebook's cell; events as JSON, one a line."""
         asked = await self._runner.body(request, ExecuteRequest)
         if asked.context_id is not None:
-            raise not_found(f"Context {asked.context_id} not found")
+            raise not_found(f"context {asked.context_id[:80]!r} not found: {NO_CONTEXTS}")
         if asked.language is not None and asked.language not in PYTHON:
             raise malformed("language", f"{asked.language!r} cannot be run here; python can")
         program = CellsProgram([asked.code], environment=asked.env_vars)

@@ -127,14 +127,32 @@ def test_cpp(http: httpx2.Client) -> None:
     assert "error: expected" in broken["stderr"]
 
 
+@pytest.mark.parametrize("path", ["/judge", "/judge/batch", "/judge/long-batch"])
+def test_judging_drops_the_output(http: httpx2.Client, path: str) -> None:
+    fields = {"sub_id", "success", "run_success", "cost", "reason"}
+    one = python("print(1)", expected_output="1", options={"any": "thing"})
+    results = [submit(http, path, **one)] if path == "/judge" else batch(http, path, [one])
+    assert [(result["success"], result.keys()) for result in results] == [(True, fields)]
+
+
+def test_a_signal_and_the_memory_limit_are_failures_of_the_program(http: httpx2.Client) -> None:
+    killed = submit(http, "/run", solution="import os; os.kill(os.getpid(), 9)")
+    hungry = submit(http, "/run", solution="b = bytearray(2 << 30); b[::4096] = b[::4096]")
+    for result in (killed, hungry):
+        assert (result["run_success"], result["success"], result["reason"]) == (False, False, "")
+    assert "memory limit" in hungry["stderr"]
+
+
 def test_math_has_no_executor(http: httpx2.Client) -> None:
     assert submit(http, "/run", type="math", solution="1")["reason"] == "internal_error"
 
 
 def test_no_maximum_and_in_order(http: httpx2.Client) -> None:
-    submissions = [python(f"print({i})", sub_id=str(i)) for i in range(700)]
+    submissions = [
+        python(f"print({i})", sub_id=str(i)) for i in range(1100)
+    ]  # past the native API's 1024
     results = batch(http, "/judge/long-batch", submissions)
-    assert [result["sub_id"] for result in results] == [str(i) for i in range(700)]
+    assert [result["sub_id"] for result in results] == [str(i) for i in range(count)]
     assert all(result["success"] for result in results)
     assert "stdout" not in results[0]
 

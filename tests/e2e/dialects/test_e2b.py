@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import httpx2
+import pytest
 
 Json = dict[str, Any]
 
@@ -47,6 +48,37 @@ def test_an_interpreter_that_ends_early(http: httpx2.Client) -> None:
     assert (error["name"], error["value"]) == ("SystemExit", "exit code 3")
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/contexts"),
+        ("GET", "/contexts"),
+        ("POST", "/contexts/c/restart"),
+        ("DELETE", "/contexts/c"),
+    ],
+)
+def test_contexts_need_sessions(http: httpx2.Client, method: str, path: str) -> None:
+    answer = http.request(method, path, json={} if method == "POST" else None)
+    assert answer.status_code == 501
+    assert "need sessions" in answer.json()["message"]
+
+
 def test_contexts_and_other_languages_are_refused(http: httpx2.Client) -> None:
-    assert http.post("/execute", json={"code": "1", "context_id": "c"}).status_code == 404
+    answer = http.post("/execute", json={"code": "1", "context_id": "c"})
+    assert answer.status_code == 404
+    assert "'c' not found: this server has no contexts" in answer.json()["message"]
     assert http.post("/execute", json={"code": "1", "language": "js"}).status_code == 422
+    assert execute(http, "1", language="python3")[0]["text"] == "1"
+    assert http.post("/execute", json={"code": 1}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "SignalError"),
+        ("b = bytearray(3 << 30)\nb[::4096] = bytes(len(b[::4096]))", "MemoryError"),
+    ],
+)
+def test_an_interpreter_that_is_ended(http: httpx2.Client, code: str, name: str) -> None:
+    out, error = execute(http, f"print('kept', flush=True)\n{code}")
+    assert (out["text"], error["name"]) == ("kept\n", name)

@@ -10,6 +10,8 @@ import sandbox_fusion
 from sandbox_fusion import RunCodeRequest, RunJupyterRequest
 
 Json = dict[str, Any]
+CROWD = 200
+"""Calls at once: as many as a reward worker has, and each must be answered at its first attempt."""
 
 
 def program(code: str, **fields: Any) -> RunCodeRequest:
@@ -38,18 +40,23 @@ def test_its_client_runs_code(endpoint: str) -> None:
 
 
 def test_its_client_concurrently(endpoint: str) -> None:
-    requests = [[program(f"print({i})")] for i in range(50)]
+    requests = [[program(f"print({i})")] for i in range(CROWD)]
     answers = sandbox_fusion.run_concurrent(  # pyright: ignore[reportUnknownMemberType]
-        sandbox_fusion.run_code, args=requests, kwargs=[{"endpoint": endpoint}] * 50
+        sandbox_fusion.run_code,
+        args=requests,
+        kwargs=[{"endpoint": endpoint, "max_attempts": 1}] * CROWD,
+        concurrency=CROWD,
     )
-    assert [answer.run_result.stdout for answer in answers] == [f"{i}\n" for i in range(50)]
+    assert [answer.run_result.stdout for answer in answers] == [f"{i}\n" for i in range(CROWD)]
 
 
 def test_its_async_client(endpoint: str) -> None:
     async def scenario() -> list[Any]:
         calls = [
-            sandbox_fusion.run_code_async(program(f"raise ValueError({i})"), endpoint)
-            for i in range(20)
+            sandbox_fusion.run_code_async(
+                program(f"raise ValueError({i})"), endpoint, max_attempts=1
+            )
+            for i in range(CROWD)
         ]
         return await asyncio.gather(*calls)
 
@@ -103,6 +110,33 @@ def test_time_limit_keeps_the_output(http: httpx2.Client) -> None:
     result = answer["run_result"]
     assert (result["status"], result["return_code"]) == ("TimeLimitExceeded", None)
     assert result["stdout"] == "partial\n"
+
+
+def test_compile_error(http: httpx2.Client) -> None:
+    answer = run(http, "int main() {", language="cpp")
+    assert (answer["status"], answer["message"], answer["run_result"]) == ("Failed", "", None)
+    compiled = answer["compile_result"]
+    assert (compiled["status"], compiled["return_code"]) == ("Finished", 1)
+    assert "error: expected" in compiled["stderr"]
+
+
+def test_compiled_program(http: httpx2.Client) -> None:
+    answer = run(http, "int main() { return 5; }", language="cpp")
+    assert (answer["status"], answer["compile_result"]["return_code"]) == ("Failed", 0)
+    assert answer["compile_result"]["status"] == "Finished"
+    assert answer["run_result"]["return_code"] == 5
+
+
+def test_answer_has_exactly_its_fields(http: httpx2.Client) -> None:
+    answer = run(http, "print(1)")
+    fields = {"status", "message", "compile_result", "run_result", "executor_pod_name", "files"}
+    assert answer.keys() == fields
+    # cpu_time is ours; its own clients ignore it.
+    known = {"status", "execution_time", "return_code", "stdout", "stderr", "cpu_time"}
+    assert answer["run_result"].keys() == known
+    answer = notebook(http, "1")
+    assert answer.keys() == {"status", "message", "driver", "cells", "executor_pod_name", "files"}
+    assert answer["cells"][0].keys() == {"stdout", "stderr", "display", "error"}
 
 
 def test_compiler_out_of_time(http: httpx2.Client) -> None:
@@ -238,6 +272,22 @@ def test_cells_that_print_too_much_keep_their_place(http: httpx2.Client) -> None
     assert outputs[6] == "last\n"
     for letter, output in zip("abcdef", outputs, strict=False):
         assert set(output.partition("\n[...")[0]) <= {letter, "\n"}
+
+
+def test_notebook_memory_limit_is_enforced(http: httpx2.Client) -> None:
+    answer = notebook(
+        http, "print('kept')", "b = bytearray(300 << 20)", "print(3)", memory_limit_MB=100
+    )
+    assert (answer["status"], answer["driver"]["return_code"]) == ("Failed", -9)
+    assert "memory limit" in answer["driver"]["stderr"]
+    assert [cell["stdout"] for cell in answer["cells"]] == ["kept\n", ""]
+
+
+def test_notebook_bad_schema(http: httpx2.Client) -> None:
+    bad: list[Json] = [{}, {"cells": "1"}, {"cells": ["1"], "kernel": "julia"},
+                       {"cells": ["1"], "total_timeout": 0}]  # fmt: skip
+    for body in bad:
+        assert http.post("/run_jupyter", json=body).status_code == 422, body
 
 
 def test_a_cell_that_kills_the_interpreter(http: httpx2.Client) -> None:

@@ -1,4 +1,4 @@
-"""``scripts/bench-control``: gateway and queue alone, with a worker that runs nothing.
+"""``scripts/bench --control-plane``: gateway and queue alone, with a worker that runs nothing.
 
     python -m rollyard_loadtest.control [--only whole,stream,single,plain,burst,overload]
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,6 +33,9 @@ IN_FLIGHT = 45_000
 CODE = "print(1+1)"
 WITHIN_S = 120.0
 WARM_SHARE = 0.2
+OVERLOAD_SLOTS, OVERLOAD_SERVICE_S = 100, 0.05
+OVERLOAD_WAIT_S = 1.0  # ROLLYARD_MAX_QUEUED_WAIT_S
+OVERLOAD_SETTLE_S, OVERLOAD_S = 4.0, 6.0
 
 
 @dataclass
@@ -67,7 +70,7 @@ type Stack = tuple[str, dict[str, int]]  # the gateway's socket, and the parts' 
 
 
 @contextmanager
-def ours(*, service_ms: float = 0.0, slots: int | None = None) -> Iterator[Stack]:
+def ours(*, service_ms: float = 0.0, slots: int | None = None) -> Generator[Stack]:
     """Valkey, one gateway and a null worker; the gateway's socket and the parts' pids."""
     plan = Plan(
         null_for_benchmarks=True, null_service_ms=service_ms, slots=slots, sealed=True,
@@ -81,7 +84,7 @@ def ours(*, service_ms: float = 0.0, slots: int | None = None) -> Iterator[Stack
 
 
 @contextmanager
-def plain() -> Iterator[Stack]:
+def plain() -> Generator[Stack]:
     """The plain service of ``plain.py``, on a Valkey of its own."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         queue, uds = f"{directory}/valkey.sock", f"{directory}/gateway.sock"
@@ -218,18 +221,80 @@ def burst(options: argparse.Namespace) -> list[Figures]:
         return rows
 
 
+def overload(options: argparse.Namespace) -> list[Figures]:
+    """Open loop from half to three times a known capacity; refused requests are not sent again."""
+    capacity = OVERLOAD_SLOTS / OVERLOAD_SERVICE_S
+    rows: list[Figures] = []
+    with _environment(ROLLYARD_MAX_QUEUED_WAIT_S=str(OVERLOAD_WAIT_S)):
+        for times in (0.5, 1.0, 2.0, 3.0):
+            with ours(service_ms=OVERLOAD_SERVICE_S * 1e3, slots=OVERLOAD_SLOTS) as (uds, pids):
+                case = Case(
+                    f"{times:g} of capacity ({capacity:.0f}/s)", "/v1/batches", 256, batch=8
+                )
+                rows.append(uvloop.run(_paced(case, capacity * times, uds, pids)))
+    return rows
+
+
+async def _paced(case: Case, runs_per_s: float, uds: str, pids: dict[str, int]) -> Figures:
+    template = request_template(path=case.path, batch=case.batch, stream=False, code=CODE)
+    driver = Driver(uds=uds, template=template, batch=case.batch)
+    await driver.open(case.connections)
+    per_s = runs_per_s / case.batch
+    try:
+        # Until the queue's rate is known and its length has settled.
+        await driver.pace(requests=int(per_s * OVERLOAD_SETTLE_S), per_s=per_s,
+                          first_number=next(_numbers), within_s=WITHIN_S)  # fmt: skip
+        before, started = _cpu_s(pids), time.perf_counter()
+        tally = await driver.pace(requests=int(per_s * OVERLOAD_S), per_s=per_s,
+                                  first_number=next(_numbers), within_s=WITHIN_S)  # fmt: skip
+        # Until the last answer: what was queued at the end is drained within it.
+        elapsed_s, after = time.perf_counter() - started, _cpu_s(pids)
+    finally:
+        driver.close()
+    if tally.wrong or set(tally.refused) - {503}:
+        raise SystemExit(f"{case.what}: wrong {tally.wrong}, refused {tally.refused}")
+    refused = sum(tally.refused.values())
+    told = f", {refused * case.batch} refused"
+    if tally.refusals_s:
+        told += f" in p99 {_quantile_ms(tally.refusals_s, 0.99):.0f} ms"
+    return Figures(
+        what=case.what + told,
+        connections=case.connections,
+        runs=tally.runs,
+        runs_per_s=tally.runs / elapsed_s,
+        p50_ms=_quantile_ms(tally.latencies_s, 0.5),
+        p99_ms=_quantile_ms(tally.latencies_s, 0.99),
+        cpu_us={name: (after[name] - before[name]) / tally.runs * 1e6 for name in after},
+    )
+
+
+@contextmanager
+def _environment(**variables: str) -> Generator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "whole": whole,
     "stream": stream,
     "single": single,
     "plain": plain_single,
     "burst": burst,
+    "overload": overload,
 }
 
 
 def main() -> int:
     """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(prog="scripts/bench-control", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/bench --control-plane", description=__doc__)
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, comma separated")
     parser.add_argument("--runs", type=int, default=200_000, help="runs of each batch measurement")
     parser.add_argument(

@@ -25,7 +25,8 @@ class Tally:
     refused: dict[int, int] = field(default_factory=dict[int, int])
     wrong: int = 0
     latencies_s: list[float] = field(default_factory=list[float])
-    """One for each run: from the send of its request (or the intended time) to its answer."""
+    """One for each request: from its send, or the intended time of that, to its answer."""
+    refusals_s: list[float] = field(default_factory=list[float])
 
 
 def request_template(*, path: str, batch: int, stream: bool, code: str, ids: bool = True) -> bytes:
@@ -107,6 +108,7 @@ class Driver:
         self._end: asyncio.Future[None] | None = None
         self._outstanding = 0
         self._connections: list[Connection] = []
+        self._idle: list[Connection] | None = None  # open loop: connections without a request
         self.tally = Tally()
 
     async def open(self, connections: int) -> None:
@@ -138,7 +140,42 @@ class Driver:
             await self._end
         return self.tally
 
+    async def pace(
+        self, *, requests: int, per_s: float, first_number: int, within_s: float
+    ) -> Tally:
+        """Send ``requests`` requests at a fixed rate, whether earlier ones are answered or not.
+
+        Latency counts from the moment at which a request should have been sent.
+
+        Raises:
+            TimeoutError: not all were answered in time.
+        """
+        loop = asyncio.get_running_loop()
+        self.tally = Tally()
+        self._next, self._left = first_number, 0
+        self._end = loop.create_future()
+        self._idle = list(self._connections)
+        started = loop.time()
+        async with asyncio.timeout(within_s):
+            for index in range(requests):
+                due = started + index / per_s
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                if not self._idle:
+                    await self.open(1)
+                    self._idle.append(self._connections[-1])
+                one = self._idle.pop()
+                self._left = 1
+                self._send(one)
+                one.sent = due
+            self._idle = None
+            if self._outstanding:
+                await self._end
+        return self.tally
+
     def _send(self, one: Connection) -> None:
+        if self._idle is not None and self._left <= 0:
+            self._idle.append(one)
+            return
         if self._left <= 0:
             if not self._outstanding and self._end and not self._end.done():
                 self._end.set_result(None)
@@ -154,6 +191,7 @@ class Driver:
         tally = self.tally
         if status != 200:
             tally.refused[status] = tally.refused.get(status, 0) + 1
+            tally.refusals_s.append(now - one.sent)
         elif self._is_complete(one.number, text):
             tally.runs += self._batch
             tally.latencies_s.append(now - one.sent)

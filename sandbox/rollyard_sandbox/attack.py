@@ -14,6 +14,7 @@ from typing import Any
 
 from rollyard_queue.records import LimitsSpec, RunSpec
 from rollyard_sandbox.attempts import ATTEMPTS, Attempt
+from rollyard_sandbox.channels import Channel, measure
 from rollyard_sandbox.execution import Execution
 from rollyard_sandbox.image import ImageError
 from rollyard_sandbox.jail import JailError
@@ -41,15 +42,18 @@ class Verdict:
     detail: str = ""
 
 
-async def attack(settings: WorkerSettings, *, say: Callable[[str], None]) -> list[Verdict]:
-    """Make every attempt on the first of the templates.
+async def attack(
+    settings: WorkerSettings, *, say: Callable[[str], None]
+) -> tuple[list[Verdict], list[Channel]]:
+    """Make every attempt on the first of the templates, and measure the known channels.
 
     Raises:
         ImageError, JailError, SlotLost, OSError: no jail can run here at all.
     """
     async with open_machine(settings, say=say) as machine:
         template = machine.templates[0]
-        return [await _try(machine.pool, template, attempt) for attempt in ATTEMPTS]
+        verdicts = [await _try(machine.pool, template, attempt) for attempt in ATTEMPTS]
+        return verdicts, await measure(machine.pool, template, _DISK_BYTES, _run)
 
 
 async def _try(pool: Pool, template: str, attempt: Attempt) -> Verdict:
@@ -99,10 +103,11 @@ async def examine(settings: WorkerSettings) -> dict[str, Any]:
         return {**facts, "problem": f"attempts are in x86-64's calls, not {platform.machine()}'s"}
     notes: list[str] = []
     try:
-        verdicts = await attack(settings, say=notes.append)
+        verdicts, channels = await attack(settings, say=notes.append)
     except (ImageError, JailError, SlotLost, OSError) as error:
         return {**facts, "problem": str(error), "notes": notes}
     facts["attempts"] = [asdict(verdict) for verdict in verdicts]
+    facts["channels"] = [asdict(channel) for channel in channels]
     return {**facts, "ok": all(verdict.held for verdict in verdicts), "notes": notes}
 
 
@@ -117,11 +122,16 @@ def as_text(facts: dict[str, Any], *, as_json: bool) -> str:
         )
         if not one["held"]:
             lines.append(f"{'':<10}{one['detail'][:_SHOWN]}")
+    lines += [
+        f"known     {one['name']:<16} {one['question']} "
+        + (f"Yes, {one['bits_per_s']} bits/s." if one["bits_per_s"] else "No.")
+        for one in facts.get("channels", [])
+    ]
     through = sum(not one["held"] for one in facts["attempts"])
     lines += ["", *facts.get("notes", [])]
     if problem := facts.get("problem"):
         lines.append(f"Nothing could be tried: {problem}")
     else:
         held = f"{through} not held" if through else "all held"
-        lines.append(f"{len(facts['attempts'])} attempts, {held}.")
+        lines.append(f"{len(facts['attempts'])} attempts, {held}. Known channels: SECURITY.md.")
     return "\n".join(lines) + "\n"

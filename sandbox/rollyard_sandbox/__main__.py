@@ -65,9 +65,15 @@ def _options() -> tuple[WorkerSettings, float | None]:
     try:
         settings = WorkerSettings(**given)
         settings.template_names()
-    except (ValidationError, ValueError) as error:
+    except ValidationError as error:
+        parser.error("; ".join(_problem(detail["loc"], detail["msg"]) for detail in error.errors()))
+    except ValueError as error:
         parser.error(str(error))
     return settings, service_ms / 1e3 if is_null else None
+
+
+def _problem(path: tuple[int | str, ...], message: str) -> str:
+    return f"{'.'.join(map(str, path))}: {message.removeprefix('Value error, ')}"
 
 
 def _configure_logs() -> None:

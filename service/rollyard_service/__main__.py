@@ -53,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             name = ".".join(str(part) for part in problem["loc"])
-            print(f"{name or 'settings'}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+            text = problem["msg"].removeprefix("Value error, ")  # pydantic's words for a raise
+            print(f"{name or 'settings'}: {text}", file=sys.stderr)  # noqa: T201
         return 2
     except (OSError, ValueError) as error:
         print(f"rollyard_service: {error}", file=sys.stderr)  # noqa: T201

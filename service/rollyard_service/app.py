@@ -81,6 +81,9 @@ def create_app(settings: GatewaySettings, queue: Queue) -> Gateway:
         version=__version__,
         summary="Runs the Python that RL rollouts write: jailed, batched, and told truthfully.",
         lifespan=lifespan,
+        # FastAPI's pages for these take their scripts from other people's servers.
+        docs_url=None,
+        redoc_url=None,
         redirect_slashes=False,
     )
     app.state.exchange = exchange

@@ -1,6 +1,8 @@
 """The clock of one run: when to look, and whether a limit is reached then.
 
-Wall time counts from the order to the slot. What a thread of the run waited for a core because
+Wall time counts from the start of the program's process, which the kernel tells and no program
+can change (starttime in /proc/<pid>/stat, Documentation/filesystems/proc.rst): that its PID 1 was
+slow to wake up and fork is not the program's. What a thread of the run waited for a core because
 others were busy is given back, up to a multiple of the limit: an overloaded machine is not told
 as a slow program. Kernel doc: Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat.
 """
@@ -9,25 +11,46 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 _GRACE = 2.0
 _LEAST_PAUSE_S = 0.005
+_START_PAUSE_S = 0.02
+_START_PATIENCE_S = 10.0  # PID 1 forks within a millisecond of CPU; past this it hangs
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
 
+class Usage(NamedTuple):
+    """What processes have had."""
+
+    cpu_s: float
+    """With that of their waited-for children."""
+    waited_s: float
+    """The longest time that one of their threads waited for a core."""
+    first_s: float | None
+    """When the oldest was forked, on CLOCK_BOOTTIME; None: there is no process."""
+
+
 class Clock:
-    """Limits of one run; ``started`` is set at creation."""
+    """Limits of one run, which is ordered at creation."""
 
     def __init__(self, timeout_s: float, cpu_s: float | None) -> None:
         self._timeout_s = timeout_s
         self._cpu_s = cpu_s
-        self._started = time.monotonic()
+        self._ordered = time.monotonic()
+        self._ordered_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._late_s: float | None = None
         self.waited_s = 0.0
         """Waiting for a core that a time-out did not count."""
 
+    @property
+    def saw_program(self) -> bool:
+        """False as long as no look has found a process."""
+        return self._late_s is not None
+
     def first_look_s(self) -> float:
-        """Seconds from the start until a limit can be reached at the earliest."""
+        """Seconds from the order until a limit can be reached at the earliest."""
         return min(self._timeout_s, self._cpu_s or self._timeout_s)
 
     def look(self, pids: list[int], group_cpu_s: float | None) -> str | float:
@@ -38,12 +61,20 @@ class Clock:
             group_cpu_s: CPU of its control group; where there is none, that of the processes
                 counts, which misses children that nobody waited for.
         """
-        used_s, waited_s = cpu_and_wait_s(pids)
+        used_s, waited_s, first_s = usage(pids)
+        elapsed_s = time.monotonic() - self._ordered
+        if first_s is not None and self._late_s is None:
+            # Ticks are rounded down: one more, and the program never loses by it.
+            self._late_s = max(0.0, first_s + 1 / _TICKS_PER_S - self._ordered_boot_s)
+        if self._late_s is None:
+            if elapsed_s >= self._timeout_s + _START_PATIENCE_S:
+                return "timeout"
+            return _START_PAUSE_S
         if group_cpu_s is not None:
             used_s = group_cpu_s
         if self._cpu_s is not None and used_s >= self._cpu_s:
             return "cpu_timeout"
-        wall_s = time.monotonic() - self._started
+        wall_s = max(0.0, elapsed_s - self._late_s)
         # Threads of one run that wait for each other's core are no one else's fault: what the
         # run used as CPU is never given back.
         starved_s = max(0.0, min(waited_s, wall_s - used_s, self._timeout_s * _GRACE))
@@ -56,16 +87,18 @@ class Clock:
         return max(left_s, _LEAST_PAUSE_S)
 
 
-def cpu_and_wait_s(pids: list[int]) -> tuple[float, float]:
-    """CPU seconds of processes with their waited-for children, and the longest wait of a thread."""
-    used_s, waited_s = 0.0, 0.0
+def usage(pids: list[int]) -> Usage:
+    """What these processes have had; those that have ended meanwhile count nothing."""
+    used_s, waited_s, first_s = 0.0, 0.0, None
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b") ")[2].split()
             used_s += sum(map(int, fields[11:15])) / _TICKS_PER_S  # utime stime cutime cstime
+            begun_s = int(fields[19]) / _TICKS_PER_S
+            first_s = begun_s if first_s is None else min(first_s, begun_s)
             for task in (_PROC / f"{pid}/task").iterdir():
                 waited_s = max(waited_s, int((task / "schedstat").read_text().split()[1]) / 1e9)
-    return used_s, waited_s
+    return Usage(used_s, waited_s, first_s)
 
 
 def any_runnable(pids: list[int]) -> bool:

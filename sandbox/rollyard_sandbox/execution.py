@@ -254,7 +254,8 @@ class Execution:
         passed = stdout.truncated or stderr.truncated
         if passed and killed is None and self._spec.on_output_limit == "stop":
             killed = "output_limit"  # it ended before we looked; the verdict is the same
-        if ended.begun == NOT_BEGUN and killed is None:
+        never_forked = killed == "timeout" and not self._clock.saw_program
+        if ended.begun == NOT_BEGUN and (killed is None or never_forked):
             self._slot.usable = False  # the cause may be in the slot
             text = f"the program could not be started: {stderr.text()}"
             raise SlotLost(text, self._slot.evidence())

@@ -80,7 +80,10 @@ class FrontDoor:
             body.release()
             route = scope["path"] if direct else getattr(scope.get("route"), "path", "none")
             self._metrics.count_request(
-                _known_method(scope["method"]), route, status or CLIENT_GONE
+                _known_method(scope["method"]),
+                route,
+                status or CLIENT_GONE,
+                refused_as=scope.get("refused_as"),
             )
 
     async def _serve(

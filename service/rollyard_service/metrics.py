@@ -5,6 +5,7 @@ takes a value that a caller makes up: routes are patterns, and jobs are no label
 """
 
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 import msgspec
 from prometheus_client import (
@@ -17,25 +18,18 @@ from prometheus_client import (
 )
 
 from rollyard import __version__
+from rollyard.types import ErrorResponse
 from rollyard_queue.records import QueueStats
 from rollyard_service.queue_figures import QueueFigures
 from rollyard_service.run_times import RunTimes
 
-REFUSALS = {
-    401: "unauthorized",
-    403: "unauthorized",
-    404: "not_found",
-    405: "invalid_request",
-    413: "too_large",
-    422: "invalid_request",
-    429: "overloaded",
-    499: "caller_gone",
-    500: "internal",
-    503: "unavailable",
-    504: "busy",
-}
-"""Status to reason: the words of ErrorResponse.error, and two more."""
+REFUSALS = (
+    *(word for word in get_args(ErrorResponse.model_fields["error"].annotation)),
+    *("job_full", "busy", "caller_gone", "other"),
+)
+"""Why requests are refused: the words of ErrorResponse.error, and four more."""
 OTHER = "other"
+CALLER_GONE = 499
 
 
 class _Gist(msgspec.Struct):
@@ -64,7 +58,7 @@ class Metrics:
             "requests", "HTTP requests answered.", "method", "route", "status"
         )
         self._refusals = self._counter("refusals", "HTTP requests refused.", "reason")
-        for reason in {*REFUSALS.values(), OTHER}:
+        for reason in REFUSALS:
             self._refusals.labels(reason)
         self._admitted = self._counter("runs_admitted", "Runs that the queue took.")
         self._not_admitted = self._counter(
@@ -122,7 +116,9 @@ class Metrics:
         """Count runs that this process took back from workers, or expired."""
         self._reaped.inc(runs)
 
-    def count_request(self, method: str, route: str, status: int) -> None:
+    def count_request(
+        self, method: str, route: str, status: int, *, refused_as: str | None = None
+    ) -> None:
         """Count an answered request under its route's pattern, never under its raw path."""
         seen = self._seen.get((method, route, status))
         if seen is None:
@@ -130,7 +126,9 @@ class Metrics:
             self._seen[method, route, status] = seen
         seen.inc()
         if status >= 400:
-            self._refusals.labels(REFUSALS.get(status, OTHER)).inc()
+            if status == CALLER_GONE:
+                refused_as = "caller_gone"
+            self._refusals.labels(refused_as if refused_as in REFUSALS else OTHER).inc()
 
     def render(self, stats: QueueStats | None = None) -> bytes:
         """The Prometheus text format; without ``stats`` the queue is said to be down."""

@@ -12,6 +12,12 @@ from rollyard.types import ErrorResponse, FieldProblem
 OUTAGE_RETRY_S = 1.0
 """Retry-After of a 503: Valkey restarts within about a second, and the SDK adds jitter."""
 
+BUSY_IS_504 = frozenset({"/run_code", "/run_jupyter"})
+"""Paths of SandboxFusion, wherever in this process the refusal comes from: verl's reward client
+tries again on 504 alone, and makes a reward of -1 of any other."""
+_BY_STATUS = {429: "job_full", 504: "busy"}
+"""What metrics call a refusal; all others by the word in its body."""
+
 
 class Refusal(Exception):
     """The request is not carried out; ``error`` is the answer's body (its request_id is set late).
@@ -94,11 +100,15 @@ def from_http_exception(error: HTTPException, scope: Scope) -> Refusal:
 
 
 def response_to(refusal: Refusal, scope: Scope) -> Response:
-    """Build the HTTP answer, with the request's id in its body."""
+    """Build the HTTP answer, with the request's id in its body; ``scope`` keeps the reason."""
     error = refusal.error.model_copy(update={"request_id": scope.get("request_id", "")})
+    status = refusal.status
+    if status in (429, 503) and scope["path"] in BUSY_IS_504:
+        status = 504
+    scope["refused_as"] = _BY_STATUS.get(status, error.error)
     return Response(
         error.model_dump_json(),
-        status_code=refusal.status,
+        status_code=status,
         headers=refusal.all_headers,
         media_type="application/json",
     )

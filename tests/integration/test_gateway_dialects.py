@@ -133,6 +133,30 @@ async def test_our_fault_is_never_the_program_s(server: EmbeddedServer) -> None:
     await queue.close()
 
 
+async def test_too_many_bytes_in_flight_are_busy_too(server: EmbeddedServer) -> None:
+    """Refused before the body is read, in the words on which each dialect's clients try again."""
+    async with serving(server, max_held_bytes=1 << 20) as client:
+        holding = asyncio.create_task(client.post("/run_code", json={"code": "#" * 900_000}))
+        stats = RedisQueue.from_url(server.url, name="dialects")
+        while not (await stats.stats()).queued:
+            await asyncio.sleep(0.01)
+        for path, field, status in (
+            ("/run_code", "code", 504),
+            ("/execute", "code", 503),
+            ("/run", "solution", 503),  # rStar2's client repeats what is no answer
+            ("/v1/runs", "code", 503),
+        ):
+            answer = await client.post(path, json={field: "#" * 900_000})
+            assert answer.status_code == status, path
+            assert int(answer.headers["retry-after"]) >= 1
+        text = (await client.get("/metrics")).text
+        assert 'rollyard_gateway_refusals_total{reason="busy"} 1.0' in text
+        assert 'rollyard_gateway_refusals_total{reason="overloaded"} 3.0' in text
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        await stats.close()
+
+
 async def test_queue_away() -> None:
     async with EmbeddedServer() as server, serving(server) as client:
         await server.stop()

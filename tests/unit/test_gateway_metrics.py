@@ -87,18 +87,19 @@ def test_queue_figures_are_absent_while_it_is_away() -> None:
 
 def test_each_refused_request_has_a_reason() -> None:
     metrics = Metrics(in_flight=lambda: 0)
-    for status, reason in (
-        (429, "overloaded"),
-        (504, "busy"),
-        (418, "other"),
-        (499, "caller_gone"),
-    ):
+    given = ((429, "job_full"), (503, "overloaded"), (504, "busy"), (422, "invalid_request"))
+    for status, reason in given:
+        metrics.count_request("POST", "/v1/runs", status, refused_as=reason)
+        assert samples(metrics)["rollyard_gateway_refusals_total", reason] == 1
+    for status, reason in ((418, "other"), (499, "caller_gone")):
         metrics.count_request("POST", "/v1/runs", status)
         assert samples(metrics)["rollyard_gateway_refusals_total", reason] == 1
+    metrics.count_request("POST", "/v1/runs", 400, refused_as="made-up")
+    assert samples(metrics)["rollyard_gateway_refusals_total", "other"] == 2
     metrics.count_request("POST", "/v1/runs", 200)
     refusals = {
         key: value
         for key, value in samples(metrics).items()
         if key[0] == "rollyard_gateway_refusals_total"
     }
-    assert sum(refusals.values()) == 4
+    assert sum(refusals.values()) == 7

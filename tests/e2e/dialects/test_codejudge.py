@@ -148,9 +148,8 @@ def test_math_has_no_executor(http: httpx2.Client) -> None:
 
 
 def test_no_maximum_and_in_order(http: httpx2.Client) -> None:
-    submissions = [
-        python(f"print({i})", sub_id=str(i)) for i in range(1100)
-    ]  # past the native API's 1024
+    count = 1100  # the native API takes 1024
+    submissions = [python(f"print({i})", sub_id=str(i)) for i in range(count)]
     results = batch(http, "/judge/long-batch", submissions)
     assert [result["sub_id"] for result in results] == [str(i) for i in range(count)]
     assert all(result["success"] for result in results)

@@ -20,8 +20,12 @@ class QueueFigures(Collector):
         """All but ``up`` and the bounds are absent while the queue does not answer."""
         stats = self.stats
         yield _gauge("up", "1 when the queue answered this scrape.", float(stats is not None))
-        yield _gauge("max_runs", "Bound on waiting runs; beyond it: 429.", self._max_queued)
-        yield _gauge("max_bytes", "Bound on their bytes; beyond it: 429.", self._max_queued_bytes)
+        yield _gauge(
+            "max_runs", "Bound on waiting runs; beyond it runs are refused.", self._max_queued
+        )
+        yield _gauge(
+            "max_bytes", "Bound on their bytes; beyond it runs are refused.", self._max_queued_bytes
+        )
         if stats is None:
             return
         yield _gauge("runs", "Runs that wait for a worker.", stats.queued)

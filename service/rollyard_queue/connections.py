@@ -41,7 +41,7 @@ POOL_WAIT_S = 10.0
 BLOCK_MARGIN_S = 5.0  # a blocking read that is this late has lost its server
 
 # Error codes that tell the server's state, and for which redis-py has no class of its own.
-STATE_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ")
+STATE_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNBLOCKED ")
 
 
 # hiredis' own annotation takes a tuple of one.

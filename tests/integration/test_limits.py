@@ -1,4 +1,4 @@
-"""Each limit of a run: just under it, at it and far beyond, alone and beside runs doing the same.
+"""Each limit of a run: just under it, at it and far beyond, alone and beside 32 doing the same.
 
 Clocks are tested just under and beyond only: whether a program that needs exactly its time ends
 before the clock looks is chance, and either is true.
@@ -16,7 +16,7 @@ from programs import PRELUDE, running
 import rollyard
 from rollyard.types import MIB, Limits
 
-SLOTS = 8
+SLOTS = 33  # one, and 32 beside it
 MEMORY = 96 * MIB
 HOG = """
 import os
@@ -110,22 +110,27 @@ for _ in range(40):
 """
 
 
-BEYOND = (SPIN.format(cpu_s=0.8), SPIN.format(cpu_s=1e9), CHILDREN)
+# Two cores have to work for all of them.
+CPU_LIMITS_S = {1: 0.25, SLOTS: 0.12}
 
 
 @neighbours
 def test_cpu_just_under_its_limit_is_given(service: Service, count: int) -> None:
-    limits = Limits(cpu_s=0.25, timeout_s=60)
-    for result in runs(service, count, SPIN.format(cpu_s=0.15), limits):
+    limit_s = CPU_LIMITS_S[count]
+    asked_s = limit_s * 0.6
+    limits = Limits(cpu_s=limit_s, timeout_s=120)
+    for result in runs(service, count, SPIN.format(cpu_s=asked_s), limits):
         assert result.outcome == "ok", result
-        assert 140 < result.cpu_ms < 250
+        assert asked_s * 950 < result.cpu_ms < limit_s * 1000
 
 
 @neighbours
 def test_cpu_beyond_its_limit_is_the_outcome_cpu_timeout(service: Service, count: int) -> None:
     """Beyond, far beyond, and by children that nobody waits for."""
-    limits = Limits(cpu_s=0.25, timeout_s=60)
-    codes = (BEYOND * count)[: max(count, len(BEYOND))]
+    limit_s = CPU_LIMITS_S[count]
+    limits = Limits(cpu_s=limit_s, timeout_s=120)
+    beyond = (SPIN.format(cpu_s=3 * limit_s), SPIN.format(cpu_s=1e9), CHILDREN)
+    codes = (beyond * count)[: max(count, len(beyond))]
     requests = [rollyard.RunRequest(code=PRELUDE + code, limits=limits) for code in codes]
     if count == 1:
         results = [service.client.submit(one) for one in requests]
@@ -133,8 +138,8 @@ def test_cpu_beyond_its_limit_is_the_outcome_cpu_timeout(service: Service, count
         results = service.client.run_all(requests)
     for result in results:
         assert (result.outcome, result.exit_code) == ("cpu_timeout", None), result
-        assert "CPU limit of 0.25 s reached" in result.message
-        assert 200 < result.cpu_ms < 800
+        assert f"CPU limit of {limit_s} s reached" in result.message
+        assert limit_s * 800 < result.cpu_ms < 800
 
 
 # Wall clock -----------------------------------------------------------------------------------

@@ -16,6 +16,14 @@ ROOT = Path(__file__).parents[2]
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Models this small gain nothing from a second thread, and lose much on a busy machine."""
+    import torch  # pyright: ignore
+
+    torch.set_num_threads(1)  # pyright: ignore
+
+
 @pytest.fixture(scope="session")
 def address() -> Iterator[str]:
     """Address of a real service."""

@@ -76,7 +76,8 @@ def test_error_penalty_is_equation_4(sample: Sample, penalty: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "turns", "penalty"), [(0, 3, 1.0), (1, 1, 0.0), (1, 4, 0.0), (2, 4, 0.25), (9, 2, 1)]
+    ("answers", "turns", "penalty"),
+    [(0, 3, 1.0), (1, 1, 0.0), (1, 4, 0.0), (2, 4, 0.25), (9, 2, 1.0)],
 )
 def test_format_penalty_is_equation_5(answers: int, turns: int, penalty: float) -> None:
     assert format_penalty(rollout(1, answers=answers, turns=turns)) == penalty

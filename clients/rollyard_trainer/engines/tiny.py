@@ -102,10 +102,10 @@ class TinyGPT(nn.Module):
             x = block.finish(x, F.scaled_dot_product_attention(query, key, value, is_causal=True))
         return self.head(self.norm(x))
 
-    def step(self, ids: torch.Tensor, cache: Cache, used: int) -> torch.Tensor:
-        """Logits (B, V) after one more token per row, ``ids`` (B,); ``used`` > every position."""
+    def step(self, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Logits (B, V) after one more token per row, ``ids`` (B,), at ``cache.position``."""
         x, position = self.embed(ids)[:, None], cache.position[:, None, None]
-        rows = torch.arange(len(ids))
+        rows, used = torch.arange(len(ids)), int(cache.position.max()) + 1
         visible = (torch.arange(used) <= cache.position[:, None])[:, None, None]
         for layer, block in enumerate(self.blocks):
             query, key, value = block.split(x)
@@ -181,12 +181,11 @@ class TinyEngine:
             forced[row, : len(ids)] = torch.tensor(ids)
         room = torch.tensor([self._room(one, sampling) - len(one.ids) for one in live])
         writing = torch.ones(len(live), dtype=torch.bool)
-        token, used = forced[:, 0], int(cache.position.max())
+        token = forced[:, 0]
         tokens: list[torch.Tensor] = []
         scores: list[torch.Tensor] = []
         for step in range(1, int((count + room).max()) + 1):
-            used += 1
-            logits = self.model.step(token, cache, used).div(sampling.temperature).log_softmax(-1)
+            logits = self.model.step(token, cache).div(sampling.temperature).log_softmax(-1)
             cache.position += writing.long()
             sampled = torch.multinomial(logits.exp(), 1, generator=self._chance)[:, 0]
             is_forced = step < count

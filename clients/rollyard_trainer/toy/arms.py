@@ -41,9 +41,15 @@ class Settings:
     coldstart_steps: int = 600
     coldstart_examples: int = 12_000
     validate_every: int = 10
+    validation_problems: int = 300
+    test_problems: int = 600
     test_samples: int = 8
     fault_share: float = 0.02
     """Calls that the service fails, in the arms with injected faults."""
+
+    def splits(self) -> task.Splits:
+        """The problems of train, validation and test."""
+        return task.splits(validation=self.validation_problems, test=self.test_problems)
 
     def digest(self) -> str:
         """Short name of these settings."""
@@ -51,7 +57,8 @@ class Settings:
 
     def coldstart_digest(self) -> str:
         """Short name of what decides the cold start."""
-        return _digest([asdict(self.habits), self.coldstart_steps, self.coldstart_examples])
+        sizes = (self.validation_problems, self.test_problems)
+        return _digest([asdict(self.habits), self.coldstart_steps, self.coldstart_examples, *sizes])
 
 
 def _digest(value: object) -> str:
@@ -154,7 +161,7 @@ async def run_arm(
     beforehand; the test problems are used once, after it.
     """
     arm, began, calls, executed = ARMS[name], time.monotonic(), memo.calls, memo.executed
-    sets, sampling = task.splits(), config_of(arm, settings).sampling
+    sets, sampling = settings.splits(), config_of(arm, settings).sampling
     model = new_model(lexicon)
     model.load_state_dict(start)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=0.0)

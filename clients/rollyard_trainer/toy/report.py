@@ -67,10 +67,14 @@ def series(row: dict[str, Any], name: str) -> np.ndarray:
     values = np.array([point.get(name, np.nan) for point in row["curve"]], dtype=float)
     width = min(SMOOTHING, len(values))
     padded = np.pad(values, (width - 1, 0), "edge")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
-    known = np.isfinite(windows)
-    total = np.where(known, windows, 0).sum(1)
-    return np.divide(total, known.sum(1), out=np.full(len(values), np.nan), where=known.any(1))
+    return known_mean(np.lib.stride_tricks.sliding_window_view(padded, width).T)
+
+
+def known_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the first axis of what is not NaN; NaN where nothing is."""
+    known = np.isfinite(values)
+    total, count = np.where(known, values, 0).sum(0), known.sum(0)
+    return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
 
 
 def at_accuracy(row: dict[str, Any], level: float, name: str = "error_share") -> float:
@@ -97,7 +101,7 @@ def _plot(rows: Rows) -> str:
     for place, (name, title) in zip(axes.flat, CURVES.items(), strict=True):
         for index, (arm, runs) in enumerate(rows.items()):
             curves = np.array([series(row, name) for row in runs.values()])
-            mean = np.nanmean(curves, axis=0) if np.isfinite(curves).any() else curves[0]
+            mean = known_mean(curves)
             style = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
             place.plot(mean, label=arm, linewidth=2.5 if arm == "roc-full" else 1.2, **style)
         place.set(title=title, xlabel="step")
@@ -117,7 +121,7 @@ def _scores(runs: dict[int, dict[str, Any]], seeds: list[int]) -> np.ndarray:
 def _mean(runs: dict[int, dict[str, Any]], name: str) -> str:
     values = np.array([row["test"][name] for row in runs.values()], dtype=float)
     spread = values.std(ddof=1) if len(values) > 1 else float("nan")
-    return f"{np.nanmean(values):.3f} ± {spread:.3f}"
+    return f"{known_mean(values):.3f} ± {spread:.3f}"
 
 
 def _table(rows: Rows) -> str:
@@ -162,7 +166,7 @@ def _figures() -> dict[str, Figure]:
     """What is compared, one figure per run."""
 
     def mean(row: dict[str, Any]) -> float:
-        return float(np.nanmean(series(row, "error_share")))
+        return float(known_mean(series(row, "error_share")))
 
     def end(name: str) -> Figure:
         return lambda row: float(series(row, name)[-10:].mean())

@@ -48,7 +48,7 @@ async def cold_start(
             torch.manual_seed(0)
             model, env = new_model(lexicon), PythonToolEnv(run=memo, traceback=False)
             examples = await coldstart.demonstrations(
-                task.splits().train, settings.coldstart_examples, settings.habits, env, lexicon,
+                settings.splits().train, settings.coldstart_examples, settings.habits, env, lexicon,
                 0, say,
             )  # fmt: skip
             coldstart.imitate(model, examples, settings.coldstart_steps, 0, say)

@@ -9,13 +9,14 @@ this is ``<reason>``. Line ends, which the figure does not show, are Qwen's.
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from rollyard_trainer.parse import TOOL_NAME
 
 END = "<|im_end|>"
 OPENING = "\n<|im_start|>assistant\n<reason>"
 
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": TOOL_NAME,

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard_trainer.objective import Clip, advantages, policy_loss, token_weights
+from rollyard_trainer.objective import Clip, Normalisation, advantages, policy_loss, token_weights
 
-KINDS = ["group_token", "batch_token", "seq_mean", "const"]
+KINDS: list[Normalisation] = ["group_token", "batch_token", "seq_mean", "const"]
 
 
 def test_advantages_are_equation_7() -> None:
@@ -50,7 +50,7 @@ def test_the_loss_is_equation_6_by_hand() -> None:
         ("const", [1 / 40] * 4),
     ],
 )
-def test_normalisations_by_hand(kind: str, expected: list[float]) -> None:
+def test_normalisations_by_hand(kind: Normalisation, expected: list[float]) -> None:
     mask = torch.tensor([[1, 1, 0], [0, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
     weights = token_weights(mask, torch.tensor([5, 5, 8, 8]), kind, max_tokens=10)
     assert torch.allclose(weights, mask * torch.tensor(expected)[:, None])
@@ -74,7 +74,7 @@ def batch(rows: int, length: int, seed: int) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(rows=st.integers(2, 9), seed=st.integers(0, 1000), cut=st.integers(1, 9))
-def test_however_it_is_cut_and_padded(kind: str, rows: int, seed: int, cut: int) -> None:
+def test_however_it_is_cut_and_padded(kind: Normalisation, rows: int, seed: int, cut: int) -> None:
     mask, groups, old, now, gain = batch(rows, 5, seed)
     whole = policy_loss(now, old, gain, token_weights(mask, groups, kind, max_tokens=5)).value
     padded = [torch.nn.functional.pad(t, (0, 4)) for t in (mask, old, now)]
@@ -88,7 +88,7 @@ def test_however_it_is_cut_and_padded(kind: str, rows: int, seed: int, cut: int)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tool_tokens_have_no_gradient_by_finite_differences(kind: str) -> None:
+def test_tool_tokens_have_no_gradient_by_finite_differences(kind: Normalisation) -> None:
     mask, groups, old, now, gain = batch(4, 5, 3)
     weights = token_weights(mask, groups, kind, max_tokens=5)
     now.requires_grad_()

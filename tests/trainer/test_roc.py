@@ -31,12 +31,14 @@ def rollout(
     return Sample(reward, text, turns or len(statuses) + 1, answers, calls)
 
 
-rollouts = st.builds(
-    lambda reward, statuses, answers: rollout(reward, *statuses, answers=answers),
-    st.sampled_from([0.0, 1.0]),
-    st.lists(st.sampled_from(STATUSES), max_size=4),
-    st.integers(0, 5),
-)
+@st.composite
+def any_rollout(draw: st.DrawFn) -> Sample:
+    statuses = draw(st.lists(st.sampled_from(STATUSES), max_size=4))
+    reward, answers = draw(st.sampled_from([0.0, 1.0])), draw(st.integers(0, 5))
+    return rollout(reward, *statuses, answers=answers)
+
+
+rollouts = any_rollout()
 groups = st.integers(2, 12).flatmap(lambda g: st.lists(rollouts, min_size=2 * g, max_size=2 * g))
 seeds = st.integers(0, 2**32 - 1)
 

@@ -119,7 +119,16 @@ class Queue(ABC):
 
     @abstractmethod
     async def ping(self) -> None:
-        """Return if the server answers."""
+        """Return if the server answers; of several servers, any."""
+
+    @abstractmethod
+    async def ready(self) -> None:
+        """Return if runs would be taken now.
+
+        Raises:
+            QueueUnavailable: no, and the message says to an operator why, and what to do: a server
+                does not answer, is full, read-only, too old, or wants another password.
+        """
 
     @abstractmethod
     async def close(self) -> None:

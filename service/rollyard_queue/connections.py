@@ -8,27 +8,16 @@ but its own.
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol, Self, cast
+from urllib.parse import urlsplit
 
 import hiredis
 from redis.asyncio import BlockingConnectionPool, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ClusterError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    TryAgainError,
-)
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import NoScriptError, RedisError
 
-from rollyard_queue.base import QueueError, QueueUnavailable
+from rollyard_queue.base import QueueUnavailable
+from rollyard_queue.failures import as_queue_error, check_version
 from rollyard_queue.scripts import Script
 
 type Argument = bytes | str | int | float
@@ -40,9 +29,7 @@ MAX_CONNECTIONS = 8  # the server runs one script at a time; more only queue the
 POOL_WAIT_S = 10.0
 BLOCK_MARGIN_S = 5.0  # a blocking read that is this late has lost its server
 
-# Error codes that tell the server's state, and for which redis-py has no class of its own.
-STATE_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNBLOCKED ")
-
+_INFO = ("INFO", "server")
 
 # hiredis' own annotation takes a tuple of one.
 _pack = cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
@@ -91,9 +78,12 @@ class Node(Protocol):
 class Server:
     """One server: a few connections for commands, and one more for each blocking read."""
 
-    def __init__(self, commands: _Pool, blocking: _Pool) -> None:
+    def __init__(self, commands: _Pool, blocking: _Pool, *, where: str) -> None:
+        """``where`` names the server in messages."""
+        self.where = where
         self._commands = commands
         self._blocking = blocking
+        self._known = False  # that it is new enough
         self._in_flight: set[asyncio.Task[Answer]] = set()
 
     @classmethod
@@ -121,7 +111,7 @@ class Server:
             socket_timeout=None,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
         )
-        return cls(commands, blocking)
+        return cls(commands, blocking, where=f"the queue's server at {_place(url)}")
 
     async def command(self, *command: Argument) -> Answer:
         """Run one command to its end, also where the caller is cancelled meanwhile.
@@ -152,6 +142,8 @@ class Server:
             QueueUnavailable: no answer came; the commands may or may not have run.
         """
         try:
+            if not self._known:
+                await self.command("PING")
             async with asyncio.timeout(wait_s + BLOCK_MARGIN_S):
                 connection = await self._blocking.get_connection()
                 try:
@@ -163,9 +155,9 @@ class Server:
                 finally:
                     await self._blocking.release(connection)
         except TimeoutError:
-            raise QueueUnavailable("the queue's server stopped answering") from None
+            raise QueueUnavailable(f"{self.where} stopped answering") from None
         except (RedisError, OSError) as error:
-            raise as_queue_error(error) from error
+            raise as_queue_error(error, self.where) from error
 
     async def close(self) -> None:
         """Let commands under way end, then close every connection."""
@@ -177,13 +169,24 @@ class Server:
     async def _to_the_end(self, operation: Coroutine[object, None, Answer]) -> Answer:
         # Cancelled between request and answer, a claim would leave runs that nobody knows of until
         # their lease ends; so the task goes on, and only its answer is dropped.
-        task = asyncio.create_task(operation)
+        task = asyncio.create_task(self._known_first(operation))
         self._in_flight.add(task)
         task.add_done_callback(self._forget)
         try:
             return await asyncio.shield(task)
         except (RedisError, OSError) as error:
-            raise as_queue_error(error) from error
+            raise as_queue_error(error, self.where) from error
+
+    async def _known_first(self, operation: Coroutine[object, None, Answer]) -> Answer:
+        """Look once at what answers there: an old server fails in ways that tell nobody why."""
+        if not self._known:
+            try:
+                check_version(cast("bytes", await _once(self._commands, _INFO)), self.where)
+            except BaseException:
+                operation.close()
+                raise
+            self._known = True
+        return await operation
 
     def _forget(self, task: asyncio.Task[Answer]) -> None:
         self._in_flight.discard(task)
@@ -201,6 +204,14 @@ class Server:
             return await _once(self._commands, call)
 
 
+def _place(url: str) -> str:
+    """Host and port, or path, of a URL: what may be said in a message."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return parts.path
+    return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+
+
 def _packed(commands: Sequence[Sequence[Argument]]) -> list[bytes]:
     # By hiredis: 0.3 µs for the four arguments of a run, where redis-py's own packer takes 2.8.
     return [_pack(tuple(command)) for command in commands]
@@ -213,20 +224,3 @@ async def _once(pool: _Pool, command: Sequence[Argument]) -> Answer:
         return await connection.read_response()
     finally:
         await pool.release(connection)
-
-
-def as_queue_error(error: Exception) -> QueueError:
-    """Tell a server that is down, full or starting from one that refused the command."""
-    unavailable = (
-        RedisConnectionError,  # also LOADING and refused credentials
-        RedisTimeoutError,
-        OutOfMemoryError,
-        ReadOnlyError,
-        ClusterError,
-        TryAgainError,
-        OSError,
-    )
-    text = str(error) or type(error).__name__
-    if isinstance(error, unavailable) or text.startswith(STATE_CODES):
-        return QueueUnavailable(f"the queue's server is not available: {text}")
-    return QueueError(f"the queue's server refused: {text}")

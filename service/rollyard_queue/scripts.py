@@ -21,6 +21,7 @@ ScriptName = Literal[
     "reap",
     "wake",
     "stats",
+    "ready",
 ]
 
 

@@ -5,10 +5,8 @@ the contract:
 
 - ``finish``, ``renew``, ``release``, ``cancel``, ``reap`` and ``submit`` may be repeated after
   QueueUnavailable; a claim whose answer was lost is redelivered when its lease ends.
-- ``replies`` reads without removing, and removes what it handed out when it is called again: a
-  connection that breaks loses no result.
-- A lost notice of ``wait`` costs time only: ``renew`` names what is no longer held, and ``reap``
-  repairs lost wake-ups.
+- A lost notice of what to stop costs time only: ``renew`` names what is no longer held, and
+  ``reap`` repairs lost wake-ups.
 """
 
 from collections.abc import Sequence
@@ -17,14 +15,12 @@ from typing import cast
 from rollyard_queue.base import QueueFull
 from rollyard_queue.bounds import Bounds
 from rollyard_queue.connections import Answer, Argument, Node
-from rollyard_queue.listening import Listener, Source
+from rollyard_queue.listening import Ear, Kind
 from rollyard_queue.records import (
     Delivery,
     FinishedRun,
-    Notice,
     QueuedRun,
     QueueStats,
-    Reply,
     SubmitReceipt,
 )
 from rollyard_queue.replies import ReplyStream
@@ -75,8 +71,6 @@ class Shard:
             bounds.max_queued_per_job,
             bounds.max_queued_bytes_per_job,
         )
-        self._replies: dict[str, ReplyStream] = {}
-        self._listeners: dict[str, Listener] = {}
 
     async def submit(self, runs: Sequence[QueuedRun], *, reply_to: str) -> list[SubmitReceipt]:
         classes: dict[tuple[str, int | None, int], int] = {}
@@ -99,16 +93,26 @@ class Shard:
             states += _texts(await self._run("cancel", abandon_by or "", *ids))
         return states
 
-    async def wait(self, worker_id: str, *, for_work: bool, wait_s: float) -> Notice:
-        if wait_s > 0:
-            came = await self._listener(worker_id).wait(for_work=for_work, wait_s=wait_s)
-        else:
-            came = await self._look(worker_id, for_work=for_work)
-        cancelled: tuple[str, ...] = ()
-        if "inbox" in came:
-            ids = await self._run("inbox", worker_id, came["inbox"])
-            cancelled = tuple(_texts(ids))
-        return Notice(work="wake" in came, cancelled=cancelled)
+    def ear(self, worker_id: str) -> Ear:
+        """What a worker listens to here."""
+        return Ear(self.node, self._inbox(worker_id), self._tag + "wake", lambda: self._run("wake"))
+
+    async def look(self, worker_id: str, *, for_work: bool) -> dict[Kind, bytes]:
+        """Take what there is of the above, without waiting."""
+        kinds: dict[str, Kind] = {self._inbox(worker_id): "inbox"}
+        if for_work:
+            kinds[self._tag + "wake"] = "wake"
+        # Inside a transaction a blocking read does not block.
+        commands = [("MULTI",), ("BLPOP", *kinds, 0), ("EXEC",)]
+        [popped] = cast("list[Answer]", (await self.node.block(commands, wait_s=0))[-1])
+        if popped is None:
+            return {}
+        key, value = cast("tuple[bytes, bytes]", popped)
+        return {kinds[key.decode()]: value}
+
+    async def notices(self, worker_id: str, first: bytes) -> list[str]:
+        """The runs that a worker must stop, after a first one came from its inbox."""
+        return _texts(await self._run("inbox", worker_id, first))
 
     async def claim(self, worker_id: str, *, max_runs: int, lease_s: float) -> list[Delivery]:
         if max_runs <= 0:
@@ -161,9 +165,6 @@ class Shard:
         await self._run("announce", worker_id, slots, max(1, round(ttl_s * 1000)))
 
     async def retire(self, worker_id: str) -> None:
-        # Only when it takes no more tokens: one that it took now is passed on by the script.
-        if listener := self._listeners.pop(worker_id, None):
-            await listener.stop()
         await self._run("announce", worker_id, 0, 0)
 
     async def reap(self) -> int:
@@ -174,12 +175,9 @@ class Shard:
             if now < REAP_BATCH:
                 return touched
 
-    async def replies(self, reply_to: str, *, max_replies: int, wait_s: float) -> list[Reply]:
-        stream = self._replies.get(reply_to)
-        if stream is None:
-            stream = ReplyStream(self.node, f"{self._tag}replies:{reply_to}")
-            self._replies[reply_to] = stream
-        return await stream.read(max_replies=max_replies, wait_s=wait_s)
+    def reply_stream(self, reply_to: str) -> ReplyStream:
+        """The results for one gateway."""
+        return ReplyStream(self.node, f"{self._tag}replies:{reply_to}")
 
     async def stats(self) -> QueueStats:
         counts = [int(one) for one in cast("list[bytes]", await self._run("stats"))]
@@ -195,12 +193,11 @@ class Shard:
             redelivered_total=redelivered,
         )
 
-    async def close(self) -> None:
-        """Remove the replies that were handed out, and forget the readers."""
-        for listener in self._listeners.values():
-            await listener.stop()
-        for stream in self._replies.values():
-            await stream.acknowledge()
+    async def ping(self) -> None:
+        await self.node.command("PING")
+
+    async def ready(self) -> None:
+        await self._run("ready")
 
     def _full(self, more: int, answer: list[bytes]) -> QueueFull:
         job, wait_s, queued, queued_bytes = cast("tuple[bytes, bytes, int, int]", answer[1:])
@@ -216,28 +213,8 @@ class Shard:
             job=job.decode(),
         )
 
-    def _listener(self, worker_id: str) -> Listener:
-        listener = self._listeners.get(worker_id)
-        if listener is None:
-            listener = self._listeners[worker_id] = Listener(
-                self.node,
-                inbox=f"{self._tag}inbox:{worker_id}",
-                wake=self._tag + "wake",
-                pass_on=lambda: self._run("wake"),
-            )
-        return listener
-
-    async def _look(self, worker_id: str, *, for_work: bool) -> dict[Source, bytes]:
-        sources: dict[str, Source] = {f"{self._tag}inbox:{worker_id}": "inbox"}
-        if for_work:
-            sources[self._tag + "wake"] = "wake"
-        # Inside a transaction a blocking read does not block.
-        commands = [("MULTI",), ("BLPOP", *sources, 0), ("EXEC",)]
-        [popped] = cast("list[Answer]", (await self.node.block(commands, wait_s=0))[-1])
-        if popped is None:
-            return {}
-        key, value = cast("tuple[bytes, bytes]", popped)
-        return {sources[key.decode()]: value}
+    def _inbox(self, worker_id: str) -> str:
+        return f"{self._tag}inbox:{worker_id}"
 
     async def _run(self, name: ScriptName, *arguments: Argument) -> Answer:
         return await self.node.run(script(name), self._keys, (*self._head, *arguments))

@@ -16,7 +16,8 @@ from redis.exceptions import (
 )
 
 from rollyard_queue.base import QueueError, QueueUnavailable
-from rollyard_queue.connections import Server, as_queue_error
+from rollyard_queue.connections import Server
+from rollyard_queue.failures import as_queue_error
 from rollyard_queue.embedded import EmbeddedServer
 from rollyard_queue.records import FinishedRun, Notice, QueuedRun, Reply
 from rollyard_queue.redis import RedisQueue
@@ -169,7 +170,7 @@ async def test_a_refused_command_is_not_taken_for_a_server_that_is_down(server: 
         (ResponseError("BUSY Redis is busy running a script"), True),
         (ResponseError("MISCONF disk"), True),
         (OSError(5, "input/output error"), True),
-        (NoPermissionError("this user has no permissions"), False),
+        (NoPermissionError("this user has no permissions"), True),
         (ResponseError("ERR syntax error"), False),
     ],
 )

@@ -1,0 +1,327 @@
+"""A queue in several parts: on one server, on two, in a cluster, behind a sentinel."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
+from zlib import crc32
+
+import pytest
+from cluster import RedisCluster, WatchedPair, redis_cluster, watched_pair
+from queue_server import lapse
+from traffic import Traffic
+
+from rollyard_queue.base import QueueFull, QueueUnavailable
+from rollyard_queue.connections import Server
+from rollyard_queue.embedded import EmbeddedServer
+from rollyard_queue.records import Delivery, FinishedRun, Notice, QueuedRun, Reply
+from rollyard_queue.redis import RedisQueue
+
+SHARDS = 4
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def servers() -> AsyncIterator[list[EmbeddedServer]]:
+    async with EmbeddedServer() as one, EmbeddedServer() as two:
+        yield [one, two]
+
+
+@pytest.fixture
+async def queue(servers: list[EmbeddedServer]) -> AsyncIterator[RedisQueue]:
+    url = ",".join(server.url for server in servers)
+    queue = RedisQueue.from_url(url, name=uuid.uuid4().hex, shards=SHARDS, max_queued=400)
+    yield queue
+    await queue.close()
+
+
+def runs(count: int) -> list[QueuedRun]:
+    return [QueuedRun(f"r{number}", b"{}") for number in range(count)]
+
+
+def done(delivery: Delivery, result: bytes = b"result") -> FinishedRun:
+    return FinishedRun(delivery.run_id, delivery.attempt, result)
+
+
+async def claim_all(queue: RedisQueue, worker: str = "w") -> list[Delivery]:
+    return await queue.claim(worker, max_runs=1024, lease_s=60)
+
+
+async def read(queue: RedisQueue, count: int, reply_to: str = "gw") -> list[Reply]:
+    """As many replies as are expected; a look afterwards finds no more."""
+    replies: list[Reply] = []
+    async with asyncio.timeout(20):
+        while len(replies) < count:
+            replies += await queue.replies(reply_to, max_replies=7, wait_s=5)
+    replies += await queue.replies(reply_to, max_replies=7, wait_s=0)
+    return replies
+
+
+# Spread over two servers
+
+
+async def test_a_batch_goes_through_all_shards_and_leaves_only_what_expires(
+    queue: RedisQueue, servers: list[EmbeddedServer]
+):
+    receipts = await queue.submit(runs(100), reply_to="gw")
+    assert [receipt.run_id for receipt in receipts] == [run.run_id for run in runs(100)]
+    assert {receipt.state for receipt in receipts} == {"accepted"}
+    assert (await queue.stats()).queued == 100
+    claimed = await claim_all(queue)
+    assert sorted(one.run_id for one in claimed) == sorted(run.run_id for run in runs(100))
+    assert await queue.renew("w", ["r1", "unknown", "r2"], lease_s=60) == ["unknown"]
+    assert await queue.release("w", ["r1", "r2", "unknown"]) == 2
+    assert await queue.finish("w", [done(one) for one in claimed]) == [
+        one.run_id not in ("r1", "r2") for one in claimed
+    ]
+    assert await queue.cancel(["r3", "r1", "unknown"]) == ["done", "queued", "unknown"]
+    assert await queue.finish("w", [done(one) for one in await claim_all(queue)]) == [True]
+    replies = await read(queue, 100)
+    assert Counter(reply.run_id for reply in replies) == Counter(run.run_id for run in runs(100))
+    again = await queue.submit(runs(3), reply_to="gw")
+    assert [receipt.state for receipt in again] == ["done"] * 3
+    stats = await queue.stats()
+    assert (stats.queued, stats.leased, stats.finished_total) == (0, 0, 100)
+    for one in servers:
+        server = Server.from_url(one.url)
+        keys = cast("list[bytes]", await server.command("KEYS", "*"))
+        assert keys
+        assert all([cast("int", await server.command("PTTL", key)) > 0 for key in keys])
+        await server.close()
+
+
+async def test_a_batch_that_one_shard_refuses_leaves_nothing_on_the_others(queue: RedisQueue):
+    # 100 for each shard; the shard of an id never changes.
+    ids = [f"r{number}" for number in range(1000)]
+    of_first = [run_id for run_id in ids if crc32(run_id.encode()) % SHARDS == 0]
+    of_others = [run_id for run_id in ids if run_id not in of_first]
+    batch = [QueuedRun(run_id, b"{}") for run_id in of_others[:50] + of_first[:101]]
+    with pytest.raises(QueueFull, match="100") as refused:
+        await queue.submit(batch, reply_to="gw")
+    assert 0.1 <= refused.value.retry_after_s <= 30
+    assert (await queue.stats()).queued == 0
+    assert await claim_all(queue) == []
+    await queue.submit(batch[1:-1], reply_to="gw")
+    assert (await queue.stats()).queued == 149
+    await queue.cancel([run.run_id for run in batch])
+
+
+async def test_a_few_slots_drain_every_shard_and_serve_every_job(queue: RedisQueue):
+    await queue.submit(
+        [QueuedRun(f"{job}{n}", b"{}", job) for job in ("a", "b") for n in range(80)],
+        reply_to="gw",
+    )
+    jobs: list[str] = []
+    while claimed := await queue.claim("w", max_runs=3, lease_s=60):
+        assert len(claimed) == 3 or len(jobs) + len(claimed) == 160
+        jobs += [one.run_id[0] for one in claimed]
+    assert Counter(jobs) == {"a": 80, "b": 80}
+    first_half = Counter(jobs[:80])
+    assert min(first_half.values()) >= 30
+
+
+async def test_idle_workers_wake_for_any_shard(queue: RedisQueue):
+    for run in runs(20):
+        waiting = asyncio.create_task(queue.wait("w", for_work=True, wait_s=30))
+        await asyncio.sleep(0)
+        await queue.submit([run], reply_to="gw")
+        while not (await waiting).work:  # a token of an earlier run may come first
+            waiting = asyncio.create_task(queue.wait("w", for_work=True, wait_s=30))
+        while not (claimed := await queue.claim("w", max_runs=1, lease_s=60)):
+            pass
+        await queue.cancel([claimed[0].run_id])
+        notice = await queue.wait("w", for_work=False, wait_s=30)
+        assert notice == Notice(cancelled=(claimed[0].run_id,))
+    assert await queue.wait("w", for_work=True, wait_s=0) == Notice()
+
+
+async def test_lost_workers_are_noticed_on_every_shard(queue: RedisQueue):
+    await queue.submit(runs(50), reply_to="gw")
+    for one in await claim_all(queue, "dead"):
+        await lapse(queue, "dead", one.run_id)
+    assert await queue.reap() == 50
+    assert {one.attempt for one in await claim_all(queue)} == {2}
+    stats = await queue.stats()
+    assert (stats.leased, stats.redelivered_total) == (50, 50)
+
+
+async def test_a_worker_counts_once(queue: RedisQueue):
+    await queue.announce("w", slots=5, ttl_s=60)
+    stats = await queue.stats()
+    assert (stats.workers, stats.slots) == (1, 5)
+    await queue.retire("w")
+    assert (await queue.stats()).workers == 0
+
+
+@pytest.mark.parametrize("shards", [0, 65])
+def test_a_queue_has_a_number_of_shards(shards: int):
+    with pytest.raises(ValueError, match="1 to 64 shards"):
+        RedisQueue.from_url("redis://127.0.0.1:1", shards=shards)
+
+
+async def test_while_one_server_is_away_the_others_runs_go_on(tmp_path: Path):
+    async with EmbeddedServer() as stays, EmbeddedServer(directory=tmp_path) as goes:
+        queue = RedisQueue.from_url(f"{stays.url},{goes.url}", shards=2)
+        await queue.submit(runs(40), reply_to="gw")
+        claimed = await claim_all(queue)
+        assert len(claimed) == 40
+        os.kill(goes.pid, signal.SIGKILL)
+        with pytest.raises(QueueUnavailable):
+            await queue.ready()
+        await queue.ping()
+        with pytest.raises(QueueUnavailable):
+            await queue.finish("w", [done(one) for one in claimed])
+        kept = await queue.replies("gw", max_replies=100, wait_s=10)
+        assert 0 < len(kept) < 40
+        assert await queue.replies("gw", max_replies=100, wait_s=0.2) == []
+        here = next(one for one in map(str, range(99)) if crc32(one.encode()) % 2 == 0)
+        listening = asyncio.create_task(queue.wait("w", for_work=True, wait_s=30))
+        await queue.submit([QueuedRun(here, b"")], reply_to="other")
+        assert (await listening).work
+        assert [one.run_id for one in await claim_all(queue)] == [here]
+        await goes.stop()
+        await goes.start()
+        with pytest.raises(QueueUnavailable, match="is back"):
+            while True:
+                await queue.replies("gw", max_replies=100, wait_s=10)
+        lost = [run for run in runs(40) if run.run_id not in {reply.run_id for reply in kept}]
+        receipts = await queue.submit(lost, reply_to="gw")
+        assert {receipt.state for receipt in receipts} == {"accepted"}
+        assert len(await claim_all(queue)) == len(lost)
+        await queue.close()
+
+
+# A cluster
+
+
+@pytest.fixture(scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RedisCluster]:
+    async with redis_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+async def test_a_plain_url_of_a_cluster_says_what_to_write(cluster: RedisCluster):
+    for node in cluster.primaries:
+        queue = RedisQueue.from_url(node.url, shards=6)
+        with pytest.raises(QueueUnavailable, match=r"redis\+cluster://"):
+            await queue.ready()
+        await queue.close()
+
+
+async def test_a_queue_finds_its_slots_again_when_they_have_moved(cluster: RedisCluster):
+    queue = RedisQueue.from_url(cluster.url, name="moves", shards=6)
+    await queue.submit(runs(60), reply_to="gw")
+    reading = asyncio.create_task(queue.replies("gw", max_replies=100, wait_s=30))
+    await queue.stats()
+    await cluster.fail_over()
+    # Nobody was down: what comes to the old place is sent on, without an error.
+    claimed = await claim_all(queue)
+    assert len(claimed) == 60
+    assert all(await queue.finish("w", [done(one) for one in claimed]))
+    replies: list[Reply] = []
+    async with asyncio.timeout(20):
+        while len(replies) < 60:
+            with contextlib.suppress(QueueUnavailable):
+                replies += await reading
+            reading = asyncio.create_task(queue.replies("gw", max_replies=100, wait_s=1))
+    await asyncio.gather(reading, return_exceptions=True)
+    assert Counter(reply.run_id for reply in replies) == Counter(run.run_id for run in runs(60))
+    await queue.close()
+
+
+async def test_a_cluster_loses_a_primary_and_no_run(cluster: RedisCluster):
+    def make() -> RedisQueue:
+        return RedisQueue.from_url(cluster.url, name="loses", shards=6)
+
+    async with Traffic(make) as traffic:
+        for _ in range(10):
+            await traffic.send(100)
+        await traffic.all_answered()
+        assert len([key for key in await cluster.keys() if b"loses:" in key]) > 6
+        await traffic.send(300)
+        await (await cluster.primary_with_a_replica()).kill()
+        for _ in range(10):
+            await traffic.send(50)
+        await traffic.all_answered()
+    assert traffic.answers == Counter({f"run-{number}": 1 for number in range(1800)})
+    assert traffic.wrong == []
+    assert traffic.outages > 0
+
+
+# A sentinel
+
+
+@pytest.fixture(scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WatchedPair]:
+    async with watched_pair(tmp_path_factory.mktemp("pair")) as pair:
+        yield pair
+
+
+async def test_a_promoted_replica_takes_over(pair: WatchedPair):
+    async with Traffic(lambda: RedisQueue.from_url(pair.url, shards=2)) as traffic:
+        for _ in range(5):
+            await traffic.send(100)
+        await traffic.all_answered()
+        await traffic.send(300)
+        await pair.primary.kill()
+        for _ in range(5):
+            await traffic.send(50)
+        await traffic.all_answered()
+    assert traffic.answers == Counter({f"run-{number}": 1 for number in range(1050)})
+    assert traffic.wrong == []
+    assert traffic.outages > 0
+    assert b"role:master" in cast("bytes", await pair.replica.ask("INFO", "replication"))
+
+
+async def test_a_sentinel_that_knows_no_such_primary_is_said(pair: WatchedPair):
+    queue = RedisQueue.from_url(pair.url.replace("watched", "other"))
+    with pytest.raises(QueueUnavailable, match="knows no primary named 'other'"):
+        await queue.ready()
+    await queue.close()
+
+
+# An embedded server that is restarted
+
+
+async def test_a_restart_under_load_answers_every_run_once(tmp_path: Path):
+    server = EmbeddedServer(directory=tmp_path)
+    async with server, Traffic(lambda: RedisQueue.from_url(server.url)) as traffic:
+        for restart in range(3):
+            await traffic.send(300)
+            os.kill(server.pid, signal.SIGKILL if restart else signal.SIGTERM)
+            await server.stop()
+            sending = asyncio.create_task(traffic.send(50))
+            await server.start()
+            await sending
+        await traffic.all_answered()
+    assert traffic.answers == Counter({f"run-{number}": 1 for number in range(1050)})
+    assert traffic.wrong == []
+    assert traffic.outages > 0
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://host", "scheme"),
+        ("redis+cluster://", "host is missing"),
+        ("redis+cluster://a,,b", "host is missing"),
+        ("redis+cluster://a:1/2", "database 0 alone"),
+        ("redis+sentinel://a:1,b:2", "name of the primary is missing"),
+        ("redis+other://a", "scheme"),
+    ],
+)
+def test_a_malformed_url_is_said(url: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        RedisQueue.from_url(url)

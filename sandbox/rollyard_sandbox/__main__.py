@@ -101,9 +101,18 @@ def _configure_logs() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
+def _queue(settings: WorkerSettings) -> RedisQueue:
+    return RedisQueue.from_url(
+        settings.redis_url,
+        name=settings.queue,
+        shards=settings.shards,
+        max_running_per_job=settings.max_running_per_job,
+    )
+
+
 async def _serve(settings: WorkerSettings) -> int:
     stop = _stop_event()
-    queue = RedisQueue.from_url(settings.redis_url, name=settings.queue)
+    queue = _queue(settings)
     async with contextlib.aclosing(_Closing(queue)), open_machine(settings, say=_say) as machine:
         if machine.missing and not settings.allow_degraded:
             _say(
@@ -124,7 +133,7 @@ async def _serve(settings: WorkerSettings) -> int:
 
 async def _serve_null(settings: WorkerSettings, service_s: float) -> int:
     stop = _stop_event()
-    queue = RedisQueue.from_url(settings.redis_url, name=settings.queue)
+    queue = _queue(settings)
     async with contextlib.aclosing(_Closing(queue)):
         worker = null.NullWorker(
             queue, worker_id=new_worker_id(), slots=settings.slots, service_s=service_s,

@@ -20,9 +20,14 @@ class WorkerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ROLLYARD_", frozen=True, extra="ignore")
 
     redis_url: str = "redis://127.0.0.1:6379/0"
-    """Redis ≥7.2 or Valkey ≥8: redis://, rediss:// or unix://."""
+    """Valkey or Redis ≥7: redis://, rediss:// or unix://; several separated by commas,
+    redis+cluster://host:port,… or redis+sentinel://host:port,…/name."""
     queue: str = "rollyard"
     """Name of the queue; gateways and workers of one service share it."""
+    shards: Annotated[int, Field(ge=1, le=64)] = 1
+    """Parts of the queue, spread over the servers; the same for gateways and workers."""
+    max_running_per_job: Annotated[int, Field(ge=0)] = 0
+    """Runs of one job at once, on all workers together; 0: no bound. The same for all workers."""
     slots: Annotated[int, Field(ge=1, le=4096)] = Field(default_factory=lambda: 16 * _cores())
     """Runs at once. More than cores: most runs of a rollout wait or are short."""
     templates: str = "bare,science,plot"

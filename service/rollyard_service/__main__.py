@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         queue = RedisQueue.from_url(
             settings.redis_url,
             name=settings.queue,
+            shards=settings.shards,
             max_queued=settings.max_queued,
             max_queued_bytes=settings.max_queued_bytes,
             max_queued_per_job=settings.max_queued_per_job,

@@ -43,7 +43,7 @@ class ProbeRoutes:
         """The queue answers and takes runs; 503 with the reason otherwise."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._queue.ping()
+                await self._queue.ready()
         except (QueueUnavailable, TimeoutError) as error:
             raise unavailable(_reason(error)) from error
         if outage := self._load.outage:

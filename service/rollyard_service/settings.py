@@ -27,9 +27,14 @@ class GatewaySettings(BaseSettings):
     )
 
     redis_url: str = "redis://127.0.0.1:6379/0"
-    """Valkey or Redis: ``redis://host:port/db``, ``rediss://…`` or ``unix:///path/to.sock``."""
+    """Valkey or Redis ≥7: ``redis://host:port/db``, ``rediss://…`` or ``unix:///path/to.sock``;
+    several separated by commas, ``redis+cluster://host:port,host:port`` or
+    ``redis+sentinel://host:port,host:port/name``."""
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "rollyard"
     """Name of the queue (its Redis Cluster hash tag); gateways and workers of one pool share it."""
+    shards: Annotated[int, Field(ge=1, le=64)] = 1
+    """Parts of the queue, spread over the servers; bounds are divided among them. The same for
+    gateways and workers, and changed only while the queue is empty."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Any but a loopback address needs an API key."""

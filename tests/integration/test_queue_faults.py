@@ -17,8 +17,8 @@ from redis.exceptions import (
 
 from rollyard_queue.base import QueueError, QueueUnavailable
 from rollyard_queue.connections import Server
-from rollyard_queue.failures import as_queue_error
 from rollyard_queue.embedded import EmbeddedServer
+from rollyard_queue.failures import as_queue_error
 from rollyard_queue.records import FinishedRun, Notice, QueuedRun, Reply
 from rollyard_queue.redis import RedisQueue
 

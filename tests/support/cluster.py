@@ -8,7 +8,7 @@ import contextlib
 import shutil
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -154,7 +154,7 @@ class RedisCluster:
 
 
 @contextlib.asynccontextmanager
-async def redis_cluster(directory: Path) -> AsyncIterator[RedisCluster]:
+async def redis_cluster(directory: Path) -> AsyncGenerator[RedisCluster]:
     """Three primaries and a replica."""
     options = (
         *("--cluster-enabled", "yes", "--appendonly", "no"),
@@ -214,7 +214,7 @@ class WatchedPair:
 
 
 @contextlib.asynccontextmanager
-async def watched_pair(directory: Path) -> AsyncIterator[WatchedPair]:
+async def watched_pair(directory: Path) -> AsyncGenerator[WatchedPair]:
     pair = WatchedPair(directory)
     try:
         await pair.start()

@@ -47,6 +47,11 @@ app.command(
     name="bench",
     help="Put a load on a service and report what came of it: rates, latencies, verdicts.",
 )
+app.command(
+    "rollyard_loadtest.plan_command:app",
+    name="plan",
+    help="Say how many gateways, shards, worker cores and how much memory a load takes.",
+)
 
 
 @app.command

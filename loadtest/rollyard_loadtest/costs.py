@@ -8,9 +8,11 @@ of this machine: on another, measure again (``rollyard plan --costs FILE`` keeps
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -100,6 +102,8 @@ class Costs(BaseModel):
     batched: PartCost
     """Gateway and queue alone, in requests of 64 (``rollyard bench --null``); ``worker_ms`` is
     that of a worker that runs nothing."""
+    single: PartCost
+    """One call at a time."""
     latency_ms: float
     """Median time of a ``print`` on the idle service, less all CPU that it costs: hops."""
     memory: MemoryCost
@@ -136,16 +140,28 @@ def measure(scenario: Scenario, *, slots: int | None = None, say: Progress) -> C
     """
     say("starting a service")
     with Stack(StackOptions(slots=slots)) as stack:
-        kinds, mixed, latency_ms, memory = asyncio.run(_real(stack, scenario, say))
+        measured = asyncio.run(_real(stack, scenario, say))
     say("gateway and queue alone")
     with Stack(StackOptions(null=True)) as stack:
         batched = asyncio.run(_control(stack))
     with Stack(StackOptions(null=True, null_service_ms=1000)) as stack:
-        memory = memory.model_copy(update=asyncio.run(_waiting(stack)))
+        waiting = asyncio.run(_waiting(stack))
+    memory = MemoryCost(**measured.memory, **waiting)
     return Costs(
-        scenario=scenario.name, machine=describe(), kinds=kinds, mixed=mixed, batched=batched,
-        latency_ms=latency_ms, memory=memory,
+        scenario=scenario.name, machine=describe(), kinds=measured.kinds, mixed=measured.mixed,
+        single=measured.single, batched=batched, latency_ms=measured.latency_ms, memory=memory,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What the service with a sandbox tells."""
+
+    kinds: list[KindCost]
+    mixed: PartCost
+    single: PartCost
+    latency_ms: float
+    memory: dict[str, Any]
 
 
 class _Meter:
@@ -161,9 +177,7 @@ class _Meter:
         return {name: value / runs * 1e3 for name, value in {**spent, "client": own_s}.items()}
 
 
-async def _real(
-    stack: Stack, scenario: Scenario, say: Progress
-) -> tuple[list[KindCost], PartCost, float, MemoryCost]:
+async def _real(stack: Stack, scenario: Scenario, say: Progress) -> _Measured:
     cores = describe().cores
     async with rollyard.AsyncClient(stack.addresses[0]) as client:
         mix = scenario.works("costs")
@@ -182,15 +196,16 @@ async def _real(
         called = await Calls(client, mix).closed(mixed_in_flight(scenario, cores), for_s=MIX_S)
         mixed = _part_cost(meter.per_run_ms(len(called)))
         say("one call at a time")
-        latency_ms = await _latency_ms(stack, client)
+        single, latency_ms = await _single(stack, client)
         say("memory")
         slot_bytes = await _slot_bytes(stack, client, {kind.template for kind in kinds})
-    memory = MemoryCost(
-        gateway_bytes=idle.pss_bytes["gateway"], worker_bytes=idle.pss_bytes["worker"],
-        templates_bytes=idle.pss_bytes["slots"], slot_bytes=slot_bytes,
-        waiting_valkey_bytes=0, waiting_gateway_bytes=0,
-    )  # fmt: skip
-    return kinds, mixed, latency_ms, memory
+    memory: dict[str, Any] = {
+        "gateway_bytes": idle.pss_bytes["gateway"],
+        "worker_bytes": idle.pss_bytes["worker"],
+        "templates_bytes": idle.pss_bytes["slots"],
+        "slot_bytes": slot_bytes,
+    }
+    return _Measured(kinds, mixed, single, latency_ms, memory)
 
 
 def mixed_in_flight(scenario: Scenario, cores: int) -> int:
@@ -238,11 +253,13 @@ def _sleep_ms(called: list[Called]) -> list[float]:
     return [round(max(0.0, wall - cpu), 3) for wall, cpu in zip(walls, own, strict=True)]
 
 
-async def _latency_ms(stack: Stack, client: rollyard.AsyncClient) -> float:
+async def _single(stack: Stack, client: rollyard.AsyncClient) -> tuple[PartCost, float]:
+    """One call after the other: CPU of the parts, and what of the latency is not CPU."""
     meter = _Meter(stack)
     called = await Calls(client, _small()).closed(1, for_s=2.0)
-    spent_ms = sum(meter.per_run_ms(len(called)).values())
-    return round(max(0.0, median(one.latency_s for one in called) * 1e3 - spent_ms), 3)
+    spent_ms = meter.per_run_ms(len(called))
+    latency_ms = median(one.latency_s for one in called) * 1e3 - sum(spent_ms.values())
+    return _part_cost(spent_ms), round(max(0.0, latency_ms), 3)
 
 
 async def _slot_bytes(

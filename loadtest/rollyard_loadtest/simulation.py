@@ -7,7 +7,7 @@ What a run costs in each part is measured (``costs``); how parts take turns is w
 does: workers claim as ``rollyard_sandbox.worker`` (room, prefetch, one claim at a time, results in
 batches), and runs start as ``rollyard_sandbox.gate`` lets them (two for each core, a place taken
 back after 25 ms from what does not compute, after half a second from all). Cores are shared
-evenly, as Linux does among equals. The same seed gives the same result, to the last digit.
+as Linux does (``simulation_events.Cores``). The same seed gives the same result, to the last digit.
 
 Left out: making slots, memory, the network, retries and refusals. A program that is stopped at its
 time limit is one that computes as long as its limit, for its clock leaves out waiting for a core.
@@ -94,6 +94,8 @@ class Cluster:
     """From one part to the next."""
     one_machine: bool = False
     """Everything shares the worker's cores; else each gateway and shard has a core of its own."""
+    background: float = 0.0
+    """Other groups of processes that always compute on each worker's machine."""
     places_per_core: float = PLACES_PER_CORE
     hold_s: float = HOLD_S
     max_holds: float = MAX_HOLDS
@@ -244,7 +246,7 @@ class _Worker:
 
         if cluster.hold_s < float("inf"):
             calendar.after(cluster.hold_s, look)
-        self._cores.add(run.kind.cpu.draw_s(self._simulation.chance), computed)
+        self._cores.program(run.kind.cpu.draw_s(self._simulation.chance), computed)
 
     def _leave(self, run: _Run) -> None:
         if not run.left_gate:
@@ -309,7 +311,10 @@ class Simulation:
 
     def _build(self) -> None:
         cluster = self.cluster
-        machines = [Cores(self.calendar, cluster.cores) for _ in range(cluster.workers)]
+        machines = [
+            Cores(self.calendar, cluster.cores, background=cluster.background)
+            for _ in range(cluster.workers)
+        ]
         self._worker_cores = machines
 
         def process(index: int) -> Process:

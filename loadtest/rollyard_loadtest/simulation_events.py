@@ -27,55 +27,98 @@ class Calendar:
             action()
 
 
-class Cores:
-    """``count`` cores that share themselves out evenly (processor sharing).
+class _Pool:
+    """Jobs that advance at one and the same rate.
 
-    Each job runs on one core at most, so ``n`` jobs advance at ``min(1, count / n)``. A clock that
-    advances at that rate makes each event cost a logarithm: a job ends when the clock has moved by
-    its demand (Kleinrock, Queueing Systems II, 4.4; the virtual time of fair queueing).
+    A clock that advances at that rate makes each event cost a logarithm: a job ends when the clock
+    has moved by its demand (the virtual time of processor sharing; Kleinrock, Queueing Systems II,
+    4.4).
     """
 
-    def __init__(self, calendar: Calendar, count_: int) -> None:
+    def __init__(self) -> None:
+        self.jobs: list[tuple[float, int, Action]] = []
+        self.rate = 0.0
+        self._clock_s = 0.0
+        self._numbers = count()
+
+    def add(self, demand_s: float, done: Action) -> None:
+        heapq.heappush(self.jobs, (self._clock_s + demand_s, next(self._numbers), done))
+
+    def pass_s(self, seconds: float) -> None:
+        self._clock_s += seconds * self.rate
+
+    def next_end_s(self) -> float:
+        """Seconds until the first job ends, at the present rate."""
+        if not self.jobs or self.rate <= 0:
+            return float("inf")
+        return max(0.0, self.jobs[0][0] - self._clock_s) / self.rate
+
+    def end_first(self) -> Action:
+        end_s, _, done = heapq.heappop(self.jobs)
+        self._clock_s = max(self._clock_s, end_s)  # what rounding left
+        return done
+
+
+class Cores:
+    """``count`` cores, shared out as Linux does between groups of processes.
+
+    Each process of ours is a group (a session is one where autogroups are on), all programs
+    together are one (the worker's control group), and each of ``background`` other groups always
+    has something to compute. Groups get equal shares, none more than it can use: a process and a
+    background group one core, the programs one each. Programs share theirs evenly.
+    (max-min fairness; Bertsekas and Gallager, Data Networks, 6.5.2)
+    """
+
+    def __init__(self, calendar: Calendar, count_: int, *, background: float = 0.0) -> None:
         self._calendar = calendar
         self._count = count_
-        self._jobs: list[tuple[float, int, Action]] = []
-        self._numbers = count()
-        self._virtual_s = 0.0
+        self._background = background
+        self._processes, self._programs = _Pool(), _Pool()
         self._since_s = 0.0
         self._version = 0
         self.busy_s = 0.0
-        """Core seconds used."""
+        """Core seconds used by processes and programs."""
 
-    def add(self, demand_s: float, done: Action) -> None:
-        """Compute for ``demand_s`` core seconds, then do ``done``."""
+    def process(self, demand_s: float, done: Action) -> None:
+        """Let one of our processes compute for ``demand_s`` core seconds, then do ``done``."""
+        self._add(self._processes, demand_s, done)
+
+    def program(self, demand_s: float, done: Action) -> None:
+        """As :meth:`process`, for a program in a slot."""
+        self._add(self._programs, demand_s, done)
+
+    def _add(self, pool: _Pool, demand_s: float, done: Action) -> None:
         self._advance()
-        entry = (self._virtual_s + demand_s, next(self._numbers), done)
-        heapq.heappush(self._jobs, entry)
+        pool.add(demand_s, done)
         self._plan()
-
-    def _rate(self) -> float:
-        return min(1.0, self._count / len(self._jobs)) if self._jobs else 0.0
 
     def _advance(self) -> None:
         passed_s = self._calendar.now_s - self._since_s
         self._since_s = self._calendar.now_s
-        self.busy_s += passed_s * min(self._count, len(self._jobs))
-        self._virtual_s += passed_s * self._rate()
+        for pool in (self._processes, self._programs):
+            self.busy_s += passed_s * pool.rate * len(pool.jobs)
+            pool.pass_s(passed_s)
 
     def _plan(self) -> None:
+        own, programs = len(self._processes.jobs), len(self._programs.jobs)
+        others = own + self._background
+        share = self._count / (others + 1) if programs else self._count / max(others, 1e-9)
+        self._processes.rate = min(1.0, share)
+        if programs:
+            theirs = share if share <= 1 else self._count - others
+            self._programs.rate = min(1.0, theirs / programs)
         self._version += 1
-        if not self._jobs:
-            return
-        version = self._version
-        left_s = max(0.0, self._jobs[0][0] - self._virtual_s)
-        self._calendar.after(left_s / self._rate(), lambda: self._finish(version))
+        first = min((self._processes, self._programs), key=_Pool.next_end_s)
+        end_s = first.next_end_s()
+        if end_s < float("inf"):
+            version = self._version
+            self._calendar.after(end_s, lambda: self._finish(version, first))
 
-    def _finish(self, version: int) -> None:
+    def _finish(self, version: int, pool: _Pool) -> None:
         if version != self._version:
             return  # a job came or went meanwhile, and the plan was made anew
         self._advance()
-        end_s, _, done = heapq.heappop(self._jobs)
-        self._virtual_s = max(self._virtual_s, end_s)  # what rounding left
+        done = pool.end_first()
         self._plan()
         done()
 
@@ -106,6 +149,6 @@ class Process:
             self._next()
 
         if cost_s > 0:
-            self._cores.add(cost_s, ended)
+            self._cores.process(cost_s, ended)
         else:
             ended()

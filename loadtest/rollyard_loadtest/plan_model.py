@@ -1,0 +1,87 @@
+"""From measured costs to what the simulation and the formulas take."""
+
+import math
+from statistics import mean, pvariance
+
+from rollyard_loadtest.costs import Costs
+from rollyard_loadtest.simulation import Cluster, Measured, RunClass
+
+HOPS = 5
+"""Steps between processes on a run's way: gateway, queue, claim, result, gateway."""
+
+
+def seconds(values_ms: list[float]) -> Measured:
+    return Measured(tuple(value / 1e3 for value in values_ms))
+
+
+def classes_of(costs: Costs) -> list[RunClass]:
+    """The mix, as measured."""
+    return [
+        RunClass(
+            name=kind.name, share=kind.share, cpu=seconds(kind.cpu_ms),
+            sleep=seconds(kind.sleep_ms), stopped=kind.stopped,
+        )
+        for kind in costs.kinds
+    ]  # fmt: skip
+
+
+def this_machine(costs: Costs, *, slots: int | None = None, background: float = 0.0) -> Cluster:
+    """What ``rollyard up`` starts here, callers included: everything on the same cores."""
+    parts = costs.mixed
+    return Cluster(
+        workers=1, cores=costs.machine.cores, slots=slots, one_machine=True,
+        background=background, hop_s=costs.latency_ms / 1e3 / HOPS,
+        gateway_s=parts.gateway_ms / 1e3, shard_s=parts.valkey_ms / 1e3,
+        worker_s=parts.worker_ms / 1e3, client_s=parts.client_ms / 1e3,
+    )  # fmt: skip
+
+
+def squared_variation(costs: Costs) -> float:
+    """c²ₛ of the CPU that a run takes: variance by squared mean, over the whole mix."""
+    first = sum(kind.share * mean(kind.cpu_ms) for kind in costs.kinds)
+    second = sum(
+        kind.share * (pvariance(kind.cpu_ms) + mean(kind.cpu_ms) ** 2) for kind in costs.kinds
+    )
+    return second / first**2 - 1 if first else 0.0
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """Probability of having to wait in M/M/k (Erlang 1917), by the stable recursion for B.
+
+    Args:
+        servers: k, at least 1.
+        offered: a = λ/µ in erlangs; from k on everybody waits.
+    """
+    if offered >= servers:
+        return 1.0
+    blocked = 1.0
+    for number in range(1, servers + 1):
+        blocked = offered * blocked / (number + offered * blocked)
+    return blocked / (1 - (offered / servers) * (1 - blocked))
+
+
+def mean_wait_s(servers: int, rate_per_s: float, service_s: float, c2: float) -> float:
+    """Mean wait in M/G/k by Allen and Cunneen: M/M/k's times (1 + c²ₛ) / 2.
+
+    (A. O. Allen, Probability, Statistics and Queueing Theory, 2nd ed. 1990, 5.2.2; exact for k = 1,
+    where it is Pollaczek-Khinchine's, and for exponential service.)
+    """
+    offered = rate_per_s * service_s
+    if offered >= servers:
+        return math.inf
+    waiting = erlang_c(servers, offered) * service_s / (servers - offered)
+    return waiting * (1 + c2) / 2
+
+
+def wait_quantile_s(
+    servers: int, rate_per_s: float, service_s: float, c2: float, q: float
+) -> float:
+    """The wait that a share ``q`` of runs does not exceed; who waits, waits exponentially long
+    (exact for M/M/k, the usual approximation beyond)."""
+    offered = rate_per_s * service_s
+    if offered >= servers:
+        return math.inf
+    waits = erlang_c(servers, offered)
+    if waits <= 1 - q:
+        return 0.0
+    return mean_wait_s(servers, rate_per_s, service_s, c2) / waits * math.log(waits / (1 - q))

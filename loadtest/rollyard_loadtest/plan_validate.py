@@ -1,0 +1,184 @@
+"""Does the simulation tell the truth? The same loads on this machine and simulated, side by side.
+
+What else computes on the machine meanwhile is measured, and given to the simulation as so many
+groups of processes that always compute: a plan is for machines of its own, but a check must not
+depend on finding one.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import rollyard
+from rollyard_loadtest.costs import Costs, Progress, mixed_in_flight
+from rollyard_loadtest.costs_calls import Called, Calls
+from rollyard_loadtest.plan_model import classes_of, this_machine
+from rollyard_loadtest.scenario import Scenario
+from rollyard_loadtest.simulation import Arrivals, Simulated, Simulation, quantile
+from rollyard_loadtest.stack import Stack, StackOptions
+
+WITHIN = 0.20
+"""What the simulation may be off, of the measured value."""
+WARM_S, RUN_S = 3.0, 20.0
+LOAD_SHARES = (0.4, 0.7)
+"""Of what the closed loop did: the open loops' rates."""
+BURST_S = 5.0
+_SIMULATIONS = 5
+_FULL = 0.9
+_MOST_GROUPS = 20.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One quantity, measured and simulated; seconds, or runs a second."""
+
+    load: str
+    name: str
+    measured: float
+    simulated: float
+    foreign_cores: float
+    """Cores that other processes of this machine used meanwhile, on average."""
+
+    @property
+    def off(self) -> float:
+        """How far the simulation is off, as a share of the measured value."""
+        return (self.simulated - self.measured) / self.measured if self.measured else 0.0
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.off) <= WITHIN
+
+
+def validate(
+    costs: Costs, scenario: Scenario, *, slots: int | None, seed: str, say: Progress
+) -> list[Figure]:
+    """Measure and simulate a closed loop, two open loops and a burst; about a minute and a half.
+
+    Raises:
+        NotReady, WrongAnswer: as ``costs.measure``.
+    """
+    say("starting a service")
+    with Stack(StackOptions(slots=slots)) as stack:
+        return asyncio.run(_compare(stack, costs, scenario, slots, seed, say))
+
+
+async def _compare(
+    stack: Stack, costs: Costs, scenario: Scenario, slots: int | None, seed: str, say: Progress
+) -> list[Figure]:
+    figures: list[Figure] = []
+    in_flight = mixed_in_flight(scenario, costs.machine.cores)
+    async with rollyard.AsyncClient(stack.addresses[0]) as client:
+        calls = Calls(client, scenario.works(f"validate-{seed}"))
+        await calls.closed(in_flight, for_s=WARM_S)
+
+        async def compare(load: str, asking: Awaitable[list[Called]], arrivals: Arrivals) -> float:
+            say(load)
+            others = _Others(stack)
+            called = await asking
+            foreign, background = others.so_far(costs.machine.cores)
+            cluster = this_machine(costs, slots=slots, background=background)
+            simulated = [
+                Simulation(cluster, classes_of(costs), arrivals, seed=f"{seed}-{number}").run()
+                for number in range(_SIMULATIONS)
+            ]
+            figures.extend(_figures(load, called, arrivals, simulated, foreign))
+            return _rate(called, arrivals)
+
+        until_s = WARM_S + RUN_S
+        arrivals = Arrivals(kind="closed", runs=in_flight, until_s=until_s, warmup_s=WARM_S)
+        asking = calls.closed(in_flight, for_s=until_s)
+        capacity = await compare(f"{in_flight} in flight", asking, arrivals)
+        for share in LOAD_SHARES:
+            rate = share * capacity
+            arrivals = Arrivals(kind="poisson", rate_per_s=rate, until_s=until_s, warmup_s=WARM_S)
+            asking = calls.poisson(rate, for_s=until_s, seed=seed)
+            await compare(f"{rate:.0f} runs/s ({share:.0%} of that)", asking, arrivals)
+        runs = round(capacity * BURST_S)
+        await compare(f"{runs} at once", calls.burst(runs), Arrivals(kind="burst", runs=runs))
+    return figures
+
+
+class _Others:
+    """What other processes use of this machine."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._before = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        ours_s = sum(self._stack.parts().cpu_s.values()) + time.process_time()
+        return time.monotonic(), _busy_s(), ours_s
+
+    def so_far(self, cores: int) -> tuple[float, float]:
+        """Cores used by others, and how many groups that always compute would use as much.
+
+        On a full machine B groups beside the programs' one get B / (B + 1) of what our own
+        processes leave, so that B follows from what others got; elsewhere they got all they
+        wanted.
+        """
+        passed_s, busy_s, ours_s = (
+            after - before for before, after in zip(self._before, self._now(), strict=True)
+        )
+        foreign, ours = max(0.0, busy_s - ours_s) / passed_s, ours_s / passed_s
+        full = foreign + ours > _FULL * cores
+        background = foreign / max(ours, 0.05) if full else foreign
+        return foreign, min(background, _MOST_GROUPS)
+
+
+def _busy_s() -> float:
+    """Core seconds that this machine has computed (proc_stat(5): all but idle and iowait)."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _figures(
+    load: str, called: list[Called], arrivals: Arrivals, simulated: list[Simulated], foreign: float
+) -> list[Figure]:
+    burst = arrivals.kind == "burst"
+    counted = [
+        one.latency_s
+        for one in called
+        if burst or arrivals.warmup_s <= one.asked_s < arrivals.until_s
+    ]
+    all_latencies = [value for one in simulated for value in one.latencies_s]
+    rate = sum(one.runs_per_s for one in simulated) / len(simulated)
+    p50, p99 = (quantile(counted, q) for q in (0.5, 0.99))
+    return [
+        Figure(load, "p50", p50, quantile(all_latencies, 0.5), foreign),
+        Figure(load, "p99", p99, quantile(all_latencies, 0.99), foreign),
+        Figure(load, "runs/s", _rate(called, arrivals), rate, foreign),
+    ]
+
+
+def _rate(called: list[Called], arrivals: Arrivals) -> float:
+    if arrivals.kind == "burst":
+        return len(called) / max(one.answered_s for one in called)
+    inside = sum(arrivals.warmup_s <= one.answered_s < arrivals.until_s for one in called)
+    return inside / (arrivals.until_s - arrivals.warmup_s)
+
+
+def table(figures: list[Figure]) -> str:
+    """Side by side, in Markdown."""
+    lines = [
+        "| load | | measured | simulated | off | | other processes used |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in figures:
+        unit = "" if one.name == "runs/s" else " s"
+        verdict = "" if one.agrees else f"beyond {WITHIN:.0%}"
+        lines.append(
+            f"| {one.load} | {one.name} | {one.measured:.3g}{unit} | {one.simulated:.3g}{unit} |"
+            f" {one.off:+.0%} | {verdict} | {one.foreign_cores:.1f} cores |"
+        )
+    agreed = sum(one.agrees for one in figures)
+    lines += ["", f"{agreed} of {len(figures)} figures agree within {WITHIN:.0%}."]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(figures: list[Figure]) -> list[dict[str, Any]]:
+    """Each figure with its deviation."""
+    return [{**asdict(one), "off": round(one.off, 4), "agrees": one.agrees} for one in figures]

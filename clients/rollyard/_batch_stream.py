@@ -99,7 +99,7 @@ class BatchStream:
             )
             self._active[place] = call
             call.future.add_done_callback(lambda _, place=place: self._end(place))
-            self._link.submit(call, None)
+            self._link.coalescer.submit(call)
             self._unsent -= 1
         if self._unsent and room > SUBMITTED_AT_ONCE:
             self._loop.call_soon(self._wake.set)

@@ -82,7 +82,6 @@ class Call:
         self,
         asked: str | RunRequest,
         loop: asyncio.AbstractEventLoop,
-        *,
         job: str = "default",
         run_id: str | None = None,
         options: Options = PLAIN,

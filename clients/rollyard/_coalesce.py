@@ -22,6 +22,7 @@ from rollyard._pacer import STRIDE, Pacer, Work
 from rollyard._patience import Patience
 from rollyard._refusal import Refusal
 from rollyard._retry import TransportFault, final_error, is_retried
+from rollyard._watch import Watch
 from rollyard.errors import Overloaded, RollyardError, TransportError
 
 # A request is closed at this size even if it holds few runs: gateways bound their bodies.
@@ -41,6 +42,7 @@ class Coalescer:
         self._config = config
         self._gateways = gateways
         self._pacer = pacer
+        self._watch = Watch(self._wake)
         self._patience = Patience(config.max_retries)
         self._encoder = Encoder()
         self._loop = asyncio.get_running_loop()
@@ -100,10 +102,6 @@ class Coalescer:
             self._sending = True
             self._pacer.start(self._send())
 
-    def wake(self) -> None:
-        """Look again whether something can be sent."""
-        self._wake()
-
     def waits_for(self, run_id: str) -> bool:
         """True while somebody waits for that run, sent or not."""
         return any(one.waits_for(run_id) for one in self.exchanges) or any(
@@ -139,7 +137,7 @@ class Coalescer:
         """The least busy gateway that takes runs, and how many; one that failed only for want."""
         now = self._loop.time()
         waiting = len(self._apart[0]) if self._apart else self._batch_runs()
-        working = [gateway for gateway in self._gateways if not gateway.failures]
+        working = [gateway for gateway in self._gateways if gateway.ready]
         candidates = [
             (gateway.window.in_flight, place, gateway, room)
             for place, gateway in enumerate(working or self._gateways)
@@ -246,6 +244,8 @@ class Coalescer:
             fail(left, final_error(error, tries=1 + max(call.tries for call in left)))
             return
         exchange.gateway.failed(error, exchange.outstanding, sent_at=sent_at, now=now)
+        if exchange.gateway.failures and len(self._gateways) > 1:
+            self._watch.look_after(exchange.gateway)
         self._patience.troubled(error)
         unknown = isinstance(error, Overloaded)  # it says so: nothing of the batch was queued
         again: list[Call] = []
@@ -292,6 +292,7 @@ class Coalescer:
 
     async def aclose(self) -> None:
         """End everything under way; who still waits gets TransportError."""
+        self._watch.stop()
         for timer in (self._timer, self._reopening):
             if timer is not None:
                 timer.cancel()

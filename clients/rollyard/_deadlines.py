@@ -26,6 +26,10 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._purge_at = PURGE_CALLS
 
+    def __len__(self) -> int:
+        """Calls whose time is kept, some of which have ended."""
+        return len(self._heap)
+
     def add(self, call: Call, timeout_s: float) -> None:
         """Have ``on_late(call, timeout_s)`` called then, unless the call has ended."""
         if len(self._heap) >= self._purge_at:

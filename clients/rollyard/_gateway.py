@@ -62,6 +62,8 @@ class Gateway:
         self.failures = 0
         self.opens_at = 0.0
         """Nothing is sent before: it asked for that, or it failed."""
+        self.ready = True
+        """It has not failed, or it said since that it is ready."""
         self.refused = 0
         self._policy = policy
         self._turned_away = 0  # refusals in a row
@@ -96,6 +98,7 @@ class Gateway:
             logger.warning("the gateway at %s works again", self.address)
         self.window.admitted()
         self.failures = self._turned_away = 0
+        self.ready = True
         self._probing = False
 
     def ended(self) -> None:
@@ -125,5 +128,6 @@ class Gateway:
         self._failed_at = now
         self.opens_at = now + self._policy.delay_s(self.failures, retry_after_s(error))
         self.failures += 1
+        self.ready = False
         if self.failures == 2:  # a single fault is everyday life
             logger.warning("the gateway at %s does not work: %s; trying on", self.address, error)

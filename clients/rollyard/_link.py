@@ -1,9 +1,10 @@
 """What a client owns inside one event loop: connections, the line of calls, and clean-up."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from rollyard._abandon import Abandonment
-from rollyard._call import Call
+from rollyard._call import Call, Options
 from rollyard._coalesce import Coalescer
 from rollyard._config import ClientConfig
 from rollyard._deadlines import Deadlines
@@ -12,12 +13,14 @@ from rollyard._pacer import Pacer
 from rollyard._retry import RetryPolicy
 from rollyard._short import ShortRequests
 from rollyard._transport import transport_class
+from rollyard.types import RunRequest
 
 
 class Link:
     """The parts of one loop. Open it before use."""
 
     def __init__(self, config: ClientConfig) -> None:
+        self._loop = asyncio.get_running_loop()
         connect, policy, pacer = transport_class(config.transport), RetryPolicy(), Pacer()
         self.gateways = [
             Gateway(address, connect(config, address), policy) for address in config.gateways
@@ -40,11 +43,26 @@ class Link:
         await self.abandonment.flush()
         await self._guard.aclose()
 
-    def submit(self, call: Call, timeout_s: float | None) -> None:
-        """Send a call; its future always ends, with DeadlineExceeded after ``timeout_s``."""
+    def start(
+        self,
+        asked: str | RunRequest,
+        job: str,
+        run_id: str | None,
+        options: Options,
+        timeout_s: float | None,
+    ) -> Call:
+        """Send a run; the call's future always ends, with DeadlineExceeded after ``timeout_s``."""
+        call = Call(asked, self._loop, job, run_id, options, timeout_s is not None)
         self.coalescer.submit(call)
         if timeout_s is not None:
             self._deadlines.add(call, timeout_s)
+        return call
+
+    def left(self, call: Call) -> None:
+        """Note that the one who waited for ``call`` was cancelled."""
+        if not call.future.cancelled() and call.future.done():
+            call.future.exception()  # it ended in the same turn: nobody else will look
+        self.abandonment.add([call])
 
 
 async def _close_with_loop(

@@ -8,7 +8,7 @@ from typing import cast
 
 from rollyard._retry import error_class, parse_retry_after
 from rollyard._transport import Answer
-from rollyard.errors import StatusError
+from rollyard.errors import Overloaded, StatusError
 
 MAX_ERROR_BYTES = 1 << 20  # a batch's problems are listed run by run
 _MEMBER = re.compile(r"^(?:body\.)?runs\.(\d+)(?:\.(.*))?$")
@@ -24,13 +24,17 @@ class Refusal:
     request_id: str = ""
     problems: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """Place in the batch to what is wrong with that run."""
+    kind: str = ""
+    """The gateway's own word for it, as ``ErrorResponse.error`` has them."""
 
     def error(self, member: int | None = None) -> StatusError:
         """The exception for the whole request, or for one member of its batch."""
         message = self.message
         if member is not None and member in self.problems:
             message = "; ".join(self.problems[member])
-        return error_class(self.status)(
+        # A 503 says that nobody gets in: the queue is full, or it is gone. These are two things.
+        full = self.status == 503 and self.kind == "overloaded"
+        return (Overloaded if full else error_class(self.status))(
             f"{self.status}: {message}" if message else f"HTTP status {self.status}",
             status=self.status,
             request_id=self.request_id,
@@ -58,6 +62,7 @@ async def read_refusal(answer: Answer) -> Refusal:
     return Refusal(
         status=answer.status,
         message=str(fields.get("message") or body[:500].decode(errors="replace").strip()),
+        kind=str(fields.get("error") or ""),
         retry_after_s=retry_after,
         request_id=str(fields.get("request_id") or answer.headers.get("x-request-id", "")),
         problems=_problems(fields.get("problems")),

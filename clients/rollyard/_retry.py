@@ -7,8 +7,8 @@ idempotency keys: a run that the service has already taken is joined, never run 
     ------------------------------------------------    ------------------------------------
     no connection (refused, reset, name, time-out)      yes
     answer broken off, garbled or silent too long       yes, only runs without an answer
-    408, 429, 502, 503, 504                             yes, not before Retry-After; 429 and 503
-                                                        halve what may be in flight (_window)
+    408, 429, 502, 503, 504                             yes, not before Retry-After; where it says
+                                                        429 or 503, less is in flight (_window)
     any other status                                    no
     a result, whatever its outcome                      no: a time-out of the code is data
 """

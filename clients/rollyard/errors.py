@@ -9,8 +9,8 @@
     │   ├── Unauthorized          401, 403  (also PermissionError)
     │   ├── Conflict              409: the run id belongs to another program  (also ValueError)
     │   ├── PayloadTooLarge       413  (also ValueError)
-    │   ├── Overloaded            429 for too long
-    │   └── Unavailable           5xx for too long
+    │   ├── Overloaded            429, or 503 with ``overloaded``, for too long
+    │   └── Unavailable           other 5xx, for too long
     └── ServiceStartError         rollyard.local() could not start the service
 
 A program that fails is data (:class:`rollyard.RunResult`), not an exception. All are picklable:

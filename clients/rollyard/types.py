@@ -292,7 +292,7 @@ class ErrorResponse(_Wire):
         "too_large",  # 413
         "unauthorized",  # 401
         "not_found",  # 404
-        "overloaded",  # 429, with Retry-After
+        "overloaded",  # 429 (this job) or 503 (everybody), with Retry-After
         "unavailable",  # 503, with Retry-After
         "internal",  # 500
     ]

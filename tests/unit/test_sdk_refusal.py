@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 import pytest
 
-from rollyard import BadRequest, Unavailable
+from rollyard import BadRequest, Conflict, Overloaded, Unavailable
 from rollyard._refusal import MAX_ERROR_BYTES, Refusal, read_refusal
 
 
@@ -36,8 +36,22 @@ async def read(status: int, body: object, **headers: str) -> Refusal:
 async def test_answer_of_the_gateway() -> None:
     body = {"error": "overloaded", "message": "full", "retry_after_s": 0.25, "request_id": "q"}
     refusal = await read(429, body, retry_after="1")
-    assert refusal == Refusal(429, "full", 0.25, "q", {})
+    assert refusal == Refusal(429, "full", 0.25, "q", {}, "overloaded")
     assert str(refusal.error()) == "429: full"
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "kind"),
+    [
+        (429, "overloaded", Overloaded),
+        (503, "overloaded", Overloaded),
+        (503, "unavailable", Unavailable),
+        (503, "", Unavailable),
+        (409, "conflict", Conflict),
+    ],
+)
+async def test_full_and_gone_are_told_apart(status: int, said: str, kind: type[Exception]) -> None:
+    assert type((await read(status, {"error": said})).error()) is kind
 
 
 async def test_members_are_found_in_problems() -> None:

@@ -1,0 +1,76 @@
+"""Additive increase, multiplicative decrease of the runs in flight."""
+
+from rollyard._window import LEAST_RUNS, MAX_RUNS, QUIET_S, STEP, Window
+
+
+def shrunk(limit: float = 1000.0) -> Window:
+    window = Window()
+    window.sent(int(2 * limit))
+    window.refused(0, sent_at=0.0, now=1.0)
+    window.admitted()
+    assert window.limit == limit
+    window.gone(int(limit))
+    return window
+
+
+def test_it_hinders_nobody_until_something_is_refused() -> None:
+    window = Window()
+    window.sent(45_000)
+    assert window.room == MAX_RUNS - 45_000
+    window.answered(45_000, now=1.0)
+    assert (window.in_flight, window.limit) == (0, MAX_RUNS)
+
+
+def test_one_wave_of_refusals_halves_once() -> None:
+    window = Window()
+    for _ in range(10):
+        window.sent(512)
+    for number in range(8):
+        window.refused(512, sent_at=0.0, now=1.0 + number)
+    assert window.limit == 10 * 512 / 2
+    assert window.in_flight == 2 * 512
+    window.sent(512)
+    window.refused(512, sent_at=20.0, now=21.0)
+    assert window.limit == 3 * 512 / 2
+
+
+def test_answers_open_it_by_a_step_for_each_window() -> None:
+    window = shrunk(1000.0)
+    for _ in range(1000):
+        window.answered(1, now=1.1)
+        window.sent(1)
+    assert 1000 + 0.98 * STEP < window.limit <= 1000 + STEP
+
+
+def test_after_a_quiet_time_it_doubles_with_each_window() -> None:
+    window = shrunk(1000.0)
+    for _ in range(1000):
+        window.answered(1, now=1.0 + QUIET_S + 0.1)
+        window.sent(1)
+    assert window.limit == 2000
+
+
+def test_a_window_that_is_not_used_does_not_open() -> None:
+    window = shrunk(1000.0)
+    window.gone(990)
+    window.answered(10, now=100.0)
+    assert window.limit == 1000
+
+
+def test_refused_again_and_again_it_goes_down_to_one_run() -> None:
+    window = Window()
+    for number in range(12):
+        runs = min(64, window.room)
+        window.sent(runs)
+        window.refused(runs, sent_at=float(number), now=number + 0.5)
+    assert window.limit == 1.0
+    assert window.room == 1
+    window.sent(1)
+    assert window.room == 0
+
+
+def test_a_first_refusal_of_a_small_batch_costs_nothing() -> None:
+    window = Window()
+    window.sent(5)
+    window.refused(5, sent_at=0.0, now=1.0)
+    assert window.limit == LEAST_RUNS

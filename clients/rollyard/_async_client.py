@@ -10,7 +10,7 @@ from typing import Literal, Self, cast
 
 from rollyard import _fork
 from rollyard._batch_stream import BatchStream, Progress, in_order
-from rollyard._call import PLAIN, Call, LimitsDict, Options, RunLike
+from rollyard._call import PLAIN, LimitsDict, Options, RunLike
 from rollyard._config import (
     DEFAULT_BATCH_MAX_DELAY_S,
     DEFAULT_BATCH_MAX_RUNS,
@@ -228,34 +228,25 @@ class AsyncClient:
             )
         if job is None:
             job = self._config.job
-        return await self._answer(code, job, run_id, options, timeout_s)
+        # Not through a coroutine more than needed: callers start ten thousand of these at once.
+        link = self._links.get(asyncio.get_running_loop()) or await self._link()
+        call = link.start(code, job, run_id, options, self._bound_s(timeout_s))
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            link.left(call)
+            raise
 
     async def submit(self, request: RunRequest, *, timeout_s: float | None = None) -> RunResult:
         """Run one :class:`rollyard.RunRequest`; otherwise as :meth:`run`."""
         request = request_of(request, job=self._config.job, index=0)
-        return await self._answer(request, request.job, request.run_id, PLAIN, timeout_s)
-
-    async def _answer(
-        self,
-        asked: str | RunRequest,
-        job: str,
-        run_id: str | None,
-        options: Options,
-        timeout_s: float | None,
-    ) -> RunResult:
+        link = await self._link()
         bound_s = self._bound_s(timeout_s)
-        loop = asyncio.get_running_loop()
-        link = self._links.get(loop) or await self._link()
-        call = Call(
-            asked, loop, job=job, run_id=run_id, options=options, bounded=bound_s is not None
-        )
-        link.submit(call, bound_s)
+        call = link.start(request, request.job, request.run_id, PLAIN, bound_s)
         try:
             return await call.future
         except asyncio.CancelledError:
-            if not call.future.cancelled():
-                call.future.exception()  # it ended in the same turn: nobody else will look
-            link.abandonment.add([call])
+            link.left(call)
             raise
 
     def _bound_s(self, timeout_s: float | None) -> float | None:

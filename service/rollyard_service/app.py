@@ -27,6 +27,7 @@ from rollyard_service.probes import ProbeRoutes
 from rollyard_service.refusal import Refusal, on_http_exception, on_refusal
 from rollyard_service.routes import RunRoutes, on_client_disconnect
 from rollyard_service.settings import GatewaySettings
+from rollyard_service.shares import Shares
 
 
 class Gateway(FastAPI):
@@ -95,6 +96,7 @@ def create_app(settings: GatewaySettings, queue: Queue) -> Gateway:
         exchange=exchange,
         intake=intake,
         admission=admission,
+        shares=Shares(load, max_in_flight_per_key=settings.max_in_flight_per_key),
         max_body_bytes=settings.max_body_bytes,
     )
     app.include_router(runs.router())

@@ -103,9 +103,10 @@ class FrontDoor:
             return None
         if len(self._keys):
             # E2B's clients send theirs in a header of their own.
-            if self._keys.accept(headers.get(b"authorization", b"")) or self._keys.accept_key(
-                headers.get(b"x-access-token", b"")
-            ):
+            scope["api_key"] = self._keys.accepted(
+                headers.get(b"authorization", b"")
+            ) or self._keys.accepted_key(headers.get(b"x-access-token", b""))
+            if scope["api_key"]:
                 return None
             return unauthorized("send an accepted key as 'Authorization: Bearer <key>'")
         origin = headers.get(b"origin")

@@ -51,28 +51,30 @@ class ApiKeys:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def accept(self, authorization: bytes) -> bool:
-        """True when the value of an Authorization header brings an accepted key.
+    def accepted(self, authorization: bytes) -> bytes:
+        """The digest of the accepted key that the value of an Authorization header brings, or "".
 
         ``Bearer <key>``, or ``Basic`` with the key as password: clients of other services can
         send no header, but have a URL, ``http://any:<key>@host``.
         """
         scheme, _, credentials = authorization.partition(b" ")
         if scheme.lower() == b"bearer":
-            return self.accept_key(credentials.strip())
+            return self.accepted_key(credentials.strip())
         if scheme.lower() == b"basic":
             try:
                 decoded = base64.b64decode(credentials, validate=True)
             except ValueError:
-                return False
-            return self.accept_key(decoded.partition(b":")[2])
-        return False
+                return b""
+            return self.accepted_key(decoded.partition(b":")[2])
+        return b""
 
-    def accept_key(self, key: bytes) -> bool:
-        """True when this is an accepted key."""
+    def accepted_key(self, key: bytes) -> bytes:
+        """The digest of this key if it is an accepted one, or ""."""
         presented = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
-        return any(matches)  # after all were compared: which one matched does not show in the time
+        return (
+            presented if any(matches) else b""
+        )  # after all were compared: which one matched does not show in the time
 
 
 def _digest(key: str) -> bytes:

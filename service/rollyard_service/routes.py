@@ -21,6 +21,7 @@ from rollyard_service.exchange import Exchange
 from rollyard_service.frontdoor import CLIENT_GONE, Handler, Headers
 from rollyard_service.intake import AcceptedRun, Intake
 from rollyard_service.refusal import Refusal, not_found, overloaded, unavailable
+from rollyard_service.shares import Shares
 from rollyard_service.stream import NDJSON, ResultStream, whole
 
 ANSWER_S = 4.0
@@ -41,12 +42,14 @@ class RunRoutes:
         exchange: Exchange,
         intake: Intake,
         admission: Admission,
+        shares: Shares,
         max_body_bytes: int,
     ) -> None:
         self._queue = queue
         self._exchange = exchange
         self._intake = intake
         self._admission = admission
+        self._shares = shares
         self._max_body_bytes = max_body_bytes
 
     def router(self) -> APIRouter:
@@ -64,19 +67,24 @@ class RunRoutes:
 
     async def run(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Run one program and wait for its result."""
-        run = self._intake.run(await self._body(headers, receive))
-        call = await self._submitted([run])
-        for result in await whole(receive, self._exchange, call):
+        key = scope.get("api_key", b"")
+        run = self._intake.run(await self._body(key, headers, receive))
+        with self._shares.taken(key, 1):
+            call = await self._submitted([run])
+            results = await whole(receive, self._exchange, call)
+        for result in results:
             await _send_json(send, result)
 
     async def batch(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Run many programs; one answer when all have ended, or a line for each as it ends."""
-        runs = self._intake.batch(await self._body(headers, receive))
-        if NDJSON in headers.get(b"accept", b""):
-            call = await self._submitted(runs, streamed=True)
-            await ResultStream(self._exchange, call)(scope, receive, send)
-            return
-        results = await whole(receive, self._exchange, await self._submitted(runs))
+        key = scope.get("api_key", b"")
+        runs = self._intake.batch(await self._body(key, headers, receive))
+        with self._shares.taken(key, len(runs)):
+            if NDJSON in headers.get(b"accept", b""):
+                call = await self._submitted(runs, streamed=True)
+                await ResultStream(self._exchange, call)(scope, receive, send)
+                return
+            results = await whole(receive, self._exchange, await self._submitted(runs))
         if results:
             # They are valid JSON already: parsing them again would cost more than the rest.
             await _send_json(send, b'{"results":[' + b",".join(results) + b"]}")
@@ -95,7 +103,8 @@ class RunRoutes:
             raise not_found(f"run {run_id} is unknown: never submitted, or forgotten since")
         return _json(b'{"run_id":"%b","state":"%b"}' % (run_id.encode(), state.encode()))
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+    async def _body(self, key: bytes, headers: Headers, receive: Receive) -> bytes:
+        self._shares.check(key)
         self._admission.check(declared_bytes(headers))
         return await read_body(headers, receive, max_bytes=self._max_body_bytes)
 

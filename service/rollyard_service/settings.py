@@ -66,6 +66,10 @@ class GatewaySettings(BaseSettings):
     """Bytes of request bodies that this process holds at once, from arrival to answer; beyond it
     requests are answered 503. Its memory is about twice that."""
 
+    max_in_flight_per_key: Annotated[int, Field(ge=0)] = 0
+    """Runs that callers with one API key may have in flight at this process; beyond it they are
+    answered 429, and others are served. 0: no bound."""
+
     max_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 600.0
     """Largest ``limits.timeout_s`` that a caller may ask for, in seconds."""
     max_cpu_s: Annotated[float, Field(gt=0, le=3600)] = 3600.0

@@ -111,6 +111,29 @@ async def test_a_job_with_its_share_is_429_and_others_are_served() -> None:
         assert 'rollyard_gateway_refusals_total{reason="job_full"} 1.0' in lines
 
 
+async def test_a_key_with_its_share_is_429_and_other_keys_are_served() -> None:
+    one_key = {"authorization": "Bearer key-number-one"}
+    other = {"authorization": "Bearer key-number-two"}
+    async with (
+        pool(api_keys="key-number-one,key-number-two", max_in_flight_per_key=3) as one,
+        one.gateway.client() as client,
+    ):
+        runs = [{"run_id": f"r{index}", "code": "hold"} for index in range(3)]
+        held = asyncio.create_task(client.post("/v1/batches", json={"runs": runs}, headers=one_key))
+        await until(lambda: len(one.worker.started) == 3)
+        answer = await client.post("/v1/runs", json={"code": "echo"}, headers=one_key)
+        error = ErrorResponse.model_validate_json(answer.content)
+        assert (answer.status_code, error.error) == (429, "overloaded")
+        assert "ROLLYARD_MAX_IN_FLIGHT_PER_KEY" in error.message
+        answer = await client.post("/v1/runs", json={"code": "echo"}, headers=other)
+        assert answer.status_code == 200
+        await one.worker.let_go("r0", "r1", "r2")
+        assert (await held).status_code == 200
+        many = [{"code": "echo"}] * 10  # larger than the share, and nothing else is in flight
+        answer = await client.post("/v1/batches", json={"runs": many}, headers=one_key)
+        assert answer.status_code == 200
+
+
 async def test_calls_that_travel_together_are_admitted_one_by_one() -> None:
     """Forty calls at once, room for ten: those that fit are served, the others are refused."""
     async with pool(max_queued=10) as one, one.gateway.client() as client:

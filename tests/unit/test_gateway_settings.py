@@ -63,10 +63,10 @@ def test_keys_from_setting_and_file(tmp_path: Path) -> None:
     )
     assert len(keys) == 4
     for key in (b"one", b"two", b"plain", b"hashed"):
-        assert keys.accept(b"Bearer " + key)
+        assert keys.accepted(b"Bearer " + key)
     for value in (b"", b"Bearer", b"Bearer ", b"Bearer #", b"one", b"Bearer one two", b"\xff"):
-        assert not keys.accept(value)
-    assert not keys.accept(b"Bearer sha256:" + digest.encode())
+        assert not keys.accepted(value)
+    assert not keys.accepted(b"Bearer sha256:" + digest.encode())
 
 
 def test_empty_file_opens_nothing(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ class KindCost(BaseModel):
     """Its programs are stopped at their time limit."""
     cpu_ms: list[float] = Field(min_length=1)
     """CPU of slot and program."""
+    own_ms: list[float] = Field(min_length=1)
+    """Of that, the program's."""
     sleep_ms: list[float] = Field(min_length=1)
     """What a program waited without computing; zeros for those that compute."""
     template: str
@@ -102,6 +104,8 @@ class Costs(BaseModel):
     batched: PartCost
     """Gateway and queue alone, in requests of 64 (``rollyard bench --null``); ``worker_ms`` is
     that of a worker that runs nothing."""
+    crowding: float = Field(gt=0)
+    """CPU of a program in the mix, with all slots at work, by its CPU when measured alone."""
     single: PartCost
     """One call at a time."""
     latency_ms: float
@@ -111,7 +115,12 @@ class Costs(BaseModel):
     @property
     def cpu_ms(self) -> float:
         """Mean CPU of slot and program, over the mix."""
-        return sum(kind.share * mean(kind.cpu_ms) for kind in self.kinds)
+        return sum(kind.share * mean(self.crowded_ms(kind)) for kind in self.kinds)
+
+    def crowded_ms(self, kind: KindCost) -> list[float]:
+        """CPU of slot and program in the mix; a time limit stays as long as it is."""
+        factor = 1.0 if kind.stopped else self.crowding
+        return [value * factor for value in kind.cpu_ms]
 
 
 def load_costs(path: Path, scenario: Scenario) -> Costs:
@@ -146,10 +155,11 @@ def measure(scenario: Scenario, *, slots: int | None = None, say: Progress) -> C
         batched = asyncio.run(_control(stack))
     with Stack(StackOptions(null=True, null_service_ms=1000)) as stack:
         waiting = asyncio.run(_waiting(stack))
-    memory = MemoryCost(**measured.memory, **waiting)
+    memory = MemoryCost.model_validate({**measured.memory, **waiting})
     return Costs(
         scenario=scenario.name, machine=describe(), kinds=measured.kinds, mixed=measured.mixed,
-        single=measured.single, batched=batched, latency_ms=measured.latency_ms, memory=memory,
+        crowding=measured.crowding, single=measured.single, batched=batched,
+        latency_ms=measured.latency_ms, memory=memory,
     )  # fmt: skip
 
 
@@ -159,6 +169,7 @@ class _Measured:
 
     kinds: list[KindCost]
     mixed: PartCost
+    crowding: float
     single: PartCost
     latency_ms: float
     memory: dict[str, Any]
@@ -205,7 +216,16 @@ async def _real(stack: Stack, scenario: Scenario, say: Progress) -> _Measured:
         "templates_bytes": idle.pss_bytes["slots"],
         "slot_bytes": slot_bytes,
     }
-    return _Measured(kinds, mixed, single, latency_ms, memory)
+    return _Measured(kinds, mixed, _crowding(kinds, called), single, latency_ms, memory)
+
+
+def _crowding(kinds: list[KindCost], called: list[Called]) -> float:
+    """Slots and caches are shared: what programs used more than each kind alone."""
+    alone = {kind.name: mean(kind.own_ms) for kind in kinds if not kind.stopped}
+    own = [(one.result.cpu_ms, alone[one.kind]) for one in called if one.kind in alone]
+    if not own:
+        return 1.0
+    return max(1.0, sum(used for used, _ in own) / max(1e-6, sum(one for _, one in own)))
 
 
 def mixed_in_flight(scenario: Scenario, cores: int) -> int:
@@ -237,6 +257,7 @@ async def _kind(
         share=share,
         stopped=first.result.outcome == "timeout",
         cpu_ms=[round(value + beside_ms, 3) for value in own],
+        own_ms=own,
         sleep_ms=_sleep_ms(called),
         template=first.result.template,
         request_bytes=mean(sizes),

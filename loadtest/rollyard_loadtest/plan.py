@@ -34,7 +34,7 @@ SHARD_BATCH = 8
 SHARD_BASE_BYTES = 8 << 20
 RESULTS_S = 60.0
 """Results stay in the queue's server so long, for who asks again."""
-_SIMULATED_RUNS = 4000
+SIMULATED_RUNS = 4000
 _CURVE = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 _MOST_DOUBLINGS = 12
 
@@ -97,7 +97,12 @@ class Plan:
 class Planner:
     """Plans for one machine's costs."""
 
-    def __init__(self, costs: Costs, *, seed: str = "1", say: Callable[[str], None]) -> None:
+    def __init__(
+        self, costs: Costs, *, seed: str = "1", say: Callable[[str], None],
+        simulated_runs: int = SIMULATED_RUNS,
+    ) -> None:  # fmt: skip
+        """``simulated_runs``: in each simulation; fewer are faster and rougher."""
+        self._simulated_runs = simulated_runs
         self._costs = costs
         self._seed = seed
         self._say = say
@@ -140,7 +145,7 @@ class Planner:
         own = [
             (cpu_ms + mean(kind.sleep_ms), kind.share / len(kind.cpu_ms))
             for kind in self._kinds(wish)
-            for cpu_ms in kind.cpu_ms
+            for cpu_ms in self._costs.crowded_ms(kind)
         ]
         whole, passed = sum(share for _, share in own), 0.0
         for own_ms, share in sorted(own):
@@ -224,7 +229,7 @@ class Planner:
             # Of a run that is stopped later only what it computes until then is in the way.
             until_ms = wish.p99_s * 1e3
             work_ms = sum(
-                kind.share * mean(min(value, until_ms) for value in kind.cpu_ms)
+                kind.share * mean(min(value, until_ms) for value in self._costs.crowded_ms(kind))
                 for kind in self._costs.kinds
             )
             return floor_s + Q * wish.in_flight * (work_ms + worker_ms) / 1e3 / cores
@@ -270,7 +275,7 @@ class Planner:
 
     def _simulate(self, wish: Wish, cluster: Cluster) -> Simulated:
         """A part of the cluster with its part of the load: large clusters are many alike."""
-        part = min(1.0, _SIMULATED_RUNS / max(1, wish.in_flight))
+        part = min(1.0, self._simulated_runs / max(1, wish.in_flight))
         workers = max(1, round(cluster.workers * part))
         part = workers / cluster.workers
         small = replace(
@@ -287,7 +292,7 @@ class Planner:
             arrivals = Arrivals(kind="burst", runs=runs)
         else:
             rate = self._rate(wish) * part
-            until_s = 1.5 * _SIMULATED_RUNS / rate
+            until_s = 1.5 * self._simulated_runs / rate
             arrivals = Arrivals(
                 kind="poisson", rate_per_s=rate, until_s=until_s, warmup_s=until_s / 3
             )

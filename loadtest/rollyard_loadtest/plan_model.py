@@ -18,7 +18,7 @@ def classes_of(costs: Costs) -> list[RunClass]:
     """The mix, as measured."""
     return [
         RunClass(
-            name=kind.name, share=kind.share, cpu=seconds(kind.cpu_ms),
+            name=kind.name, share=kind.share, cpu=seconds(costs.crowded_ms(kind)),
             sleep=seconds(kind.sleep_ms), stopped=kind.stopped,
         )
         for kind in costs.kinds
@@ -38,10 +38,9 @@ def this_machine(costs: Costs, *, slots: int | None = None, background: float = 
 
 def squared_variation(costs: Costs) -> float:
     """c²ₛ of the CPU that a run takes: variance by squared mean, over the whole mix."""
-    first = sum(kind.share * mean(kind.cpu_ms) for kind in costs.kinds)
-    second = sum(
-        kind.share * (pvariance(kind.cpu_ms) + mean(kind.cpu_ms) ** 2) for kind in costs.kinds
-    )
+    drawn = [(kind.share, costs.crowded_ms(kind)) for kind in costs.kinds]
+    first = sum(share * mean(values) for share, values in drawn)
+    second = sum(share * (pvariance(values) + mean(values) ** 2) for share, values in drawn)
     return second / first**2 - 1 if first else 0.0
 
 

@@ -28,8 +28,6 @@ LOAD_SHARES = (0.4, 0.7)
 """Of what the closed loop did: the open loops' rates."""
 BURST_S = 5.0
 _SIMULATIONS = 5
-_FULL = 0.9
-_MOST_GROUPS = 20.0
 
 
 @dataclass(frozen=True)
@@ -75,12 +73,18 @@ async def _compare(
         calls = Calls(client, scenario.works(f"validate-{seed}"))
         await calls.closed(in_flight, for_s=WARM_S)
 
+        groups = 1.0  # that always compute, for each core that others use
+
         async def compare(load: str, asking: Awaitable[list[Called]], arrivals: Arrivals) -> float:
             say(load)
             others = _Others(stack)
             called = await asking
-            foreign, background = others.so_far(costs.machine.cores)
-            cluster = this_machine(costs, slots=slots, background=background)
+            foreign, ours = others.so_far()
+            if arrivals.kind == "closed":
+                nonlocal groups
+                # All cores are taken: B groups that always compute get B times what our one gets.
+                groups = foreign / max(ours, 0.05) / max(foreign, 0.01)
+            cluster = this_machine(costs, slots=slots, background=groups * foreign)
             simulated = [
                 Simulation(cluster, classes_of(costs), arrivals, seed=f"{seed}-{number}").run()
                 for number in range(_SIMULATIONS)
@@ -113,20 +117,12 @@ class _Others:
         ours_s = sum(self._stack.parts().cpu_s.values()) + time.process_time()
         return time.monotonic(), _busy_s(), ours_s
 
-    def so_far(self, cores: int) -> tuple[float, float]:
-        """Cores used by others, and how many groups that always compute would use as much.
-
-        On a full machine B groups beside the programs' one get B / (B + 1) of what our own
-        processes leave, so that B follows from what others got; elsewhere they got all they
-        wanted.
-        """
+    def so_far(self) -> tuple[float, float]:
+        """Cores used by others, and by us."""
         passed_s, busy_s, ours_s = (
             after - before for before, after in zip(self._before, self._now(), strict=True)
         )
-        foreign, ours = max(0.0, busy_s - ours_s) / passed_s, ours_s / passed_s
-        full = foreign + ours > _FULL * cores
-        background = foreign / max(ours, 0.05) if full else foreign
-        return foreign, min(background, _MOST_GROUPS)
+        return max(0.0, busy_s - ours_s) / passed_s, ours_s / passed_s
 
 
 def _busy_s() -> float:

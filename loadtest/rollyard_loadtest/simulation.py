@@ -10,7 +10,7 @@ back after 25 ms from what does not compute, after half a second from all). Core
 as Linux does (``simulation_events.Cores``). The same seed gives the same result, to the last digit.
 
 Left out: making slots, memory, the network, retries and refusals. A program that is stopped at its
-time limit is one that computes as long as its limit, for its clock leaves out waiting for a core.
+time limit is one that computes as long as its limit, or until three times the limit has passed.
 """
 
 import random
@@ -27,6 +27,8 @@ PLACES_PER_CORE, HOLD_S, MAX_HOLDS = 2, 0.025, 20
 PREFETCH_PER_CORE = 8
 """Of rollyard_sandbox.worker."""
 SLOTS_PER_CORE = 16
+STOPPED_AFTER = 3
+"""Of rollyard_sandbox.clock: waiting for a core is left out of a time limit, up to twice it."""
 
 
 class Distribution(Protocol):
@@ -246,7 +248,9 @@ class _Worker:
 
         if cluster.hold_s < float("inf"):
             calendar.after(cluster.hold_s, look)
-        self._cores.program(run.kind.cpu.draw_s(self._simulation.chance), computed)
+        demand_s = run.kind.cpu.draw_s(self._simulation.chance)
+        at_most_s = demand_s * STOPPED_AFTER if run.kind.stopped else float("inf")
+        self._cores.program(demand_s, computed, at_most_s=at_most_s)
 
     def _leave(self, run: _Run) -> None:
         if not run.left_gate:

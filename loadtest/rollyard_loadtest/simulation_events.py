@@ -41,8 +41,14 @@ class _Pool:
         self._clock_s = 0.0
         self._numbers = count()
 
-    def add(self, demand_s: float, done: Action) -> None:
-        heapq.heappush(self.jobs, (self._clock_s + demand_s, next(self._numbers), done))
+    def add(self, demand_s: float, done: Action) -> tuple[float, int, Action]:
+        job = (self._clock_s + demand_s, next(self._numbers), done)
+        heapq.heappush(self.jobs, job)
+        return job
+
+    def drop(self, job: tuple[float, int, Action]) -> None:
+        self.jobs.remove(job)
+        heapq.heapify(self.jobs)
 
     def pass_s(self, seconds: float) -> None:
         self._clock_s += seconds * self.rate
@@ -83,14 +89,32 @@ class Cores:
         """Let one of our processes compute for ``demand_s`` core seconds, then do ``done``."""
         self._add(self._processes, demand_s, done)
 
-    def program(self, demand_s: float, done: Action) -> None:
-        """As :meth:`process`, for a program in a slot."""
-        self._add(self._programs, demand_s, done)
+    def program(self, demand_s: float, done: Action, *, at_most_s: float = float("inf")) -> None:
+        """As :meth:`process`, for a program in a slot; stopped ``at_most_s`` from now."""
+        left = True
 
-    def _add(self, pool: _Pool, demand_s: float, done: Action) -> None:
+        def ended() -> None:
+            nonlocal left
+            left = False
+            done()
+
+        job = self._add(self._programs, demand_s, ended)
+
+        def stop() -> None:
+            if left:
+                self._advance()
+                self._programs.drop(job)
+                self._plan()
+                ended()
+
+        if at_most_s < float("inf"):
+            self._calendar.after(at_most_s, stop)
+
+    def _add(self, pool: _Pool, demand_s: float, done: Action) -> tuple[float, int, Action]:
         self._advance()
-        pool.add(demand_s, done)
+        job = pool.add(demand_s, done)
         self._plan()
+        return job
 
     def _advance(self) -> None:
         passed_s = self._calendar.now_s - self._since_s

@@ -13,6 +13,7 @@ from rollyard_loadtest.simulation import (
     MAX_HOLDS,
     PLACES_PER_CORE,
     PREFETCH_PER_CORE,
+    STOPPED_AFTER,
     Arrivals,
     Cluster,
     Exponential,
@@ -23,7 +24,7 @@ from rollyard_loadtest.simulation import (
     quantile,
 )
 from rollyard_loadtest.simulation_events import Calendar, Cores
-from rollyard_sandbox import gate, worker
+from rollyard_sandbox import clock, gate, worker
 
 costs_s = st.sampled_from([0.0, 0.0002, 0.003])
 clusters = st.builds(
@@ -172,8 +173,18 @@ def test_background_takes_its_share_of_a_core() -> None:
     assert ended == [pytest.approx(4.0), pytest.approx(4.0)]
 
 
+def test_a_program_that_is_starved_is_stopped_at_three_times_its_limit() -> None:
+    endless = RunClass(name="endless", share=1, cpu=Measured((1.0,)), stopped=True)
+    for runs, expected_s in ((1, 1.0), (2, 2.0), (8, 3.0)):
+        load = Arrivals(kind="burst", runs=runs)
+        done = Simulation(Cluster(cores=1, places_per_core=8), [endless], load).run()
+        assert done.latencies_s[0] == pytest.approx(expected_s)
+        assert done.finished_s == []
+
+
 def test_the_gate_and_the_worker_are_those_of_the_sandbox() -> None:
     assert (PLACES_PER_CORE, HOLD_S, MAX_HOLDS) == (
         gate.PLACES_FOR_EACH_CORE, gate.HOLD_S, gate.MAX_HOLDS,
     )  # fmt: skip
+    assert STOPPED_AFTER == 1 + clock._GRACE  # pyright: ignore[reportPrivateUsage]
     assert PREFETCH_PER_CORE == worker._PREFETCH_FOR_EACH_CORE  # pyright: ignore[reportPrivateUsage]

@@ -49,13 +49,16 @@ TOOL: dict[str, Any] = {
     },
 }
 
-SYSTEM = (
+SYSTEM_PLAIN = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant "
     "solves it. The Assistant first thinks about the reasoning process in the mind and then "
     "provides the user with the answer. The reasoning process and answer are enclosed within "
     "<reason> </reason> and <answer> </answer> tags, respectively, i.e., <reason> reasoning "
     "process here </reason><answer> answer here </answer>."
-    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+)
+SYSTEM = (
+    f"{SYSTEM_PLAIN}\n\n# Tools\n\n"
+    "You may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
     f"{json.dumps(TOOL)}\n</tools>\n\n"
     "For each function call, return a json object with function name and arguments within "
@@ -67,19 +70,31 @@ ASK = (
     "</answer>. And your final answer will be extracted automatically by the \\boxed{} tag.\n"
     "This is the problem:\n"
 )
-BEFORE_QUESTION = f"<|im_start|>system\n{SYSTEM}{END}\n<|im_start|>user\n{ASK}"
 RESPONSE_OPEN, RESPONSE_CLOSE = "<tool_response>\n", "\n</tool_response>"
 
 
-def prompt(question: str) -> str:
-    """Everything before the policy's first token."""
-    return f"{BEFORE_QUESTION}{question}{END}{OPENING}"
+def prompt(question: str, *, tools: bool = True) -> str:
+    """Everything before the policy's first token; without ``tools``, the system prompt has none."""
+    system = SYSTEM if tools else SYSTEM_PLAIN
+    return f"<|im_start|>system\n{system}{END}\n<|im_start|>user\n{ASK}{question}{END}{OPENING}"
+
+
+def messages(question: str, *, tools: bool = True) -> list[dict[str, str]]:
+    """The same for chat interfaces, whose servers add their model's own markup."""
+    return [
+        {"role": "system", "content": SYSTEM if tools else SYSTEM_PLAIN},
+        {"role": "user", "content": ASK + question},
+    ]
 
 
 def tool_turn(observations: Sequence[str]) -> str:
     """What follows a turn that ended with ``END``: the answers to its calls and the next header."""
-    shown = "\n".join(f"{RESPONSE_OPEN}{quoted(text)}{RESPONSE_CLOSE}" for text in observations)
-    return f"\n<|im_start|>user\n{shown}{END}{OPENING}"
+    return f"\n<|im_start|>user\n{tool_message(observations)}{END}{OPENING}"
+
+
+def tool_message(observations: Sequence[str]) -> str:
+    """The answers to a turn's calls."""
+    return "\n".join(f"{RESPONSE_OPEN}{quoted(text)}{RESPONSE_CLOSE}" for text in observations)
 
 
 def quoted(observation: str) -> str:

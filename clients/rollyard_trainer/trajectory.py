@@ -27,6 +27,9 @@ class Trajectory:
     logprobs: list[float] = field(default_factory=list[float])
     """Of the policy that wrote the token, natural logarithm; 0 for tokens it was given."""
     text: str = ""
+    """All that followed the prompt."""
+    own_text: str = ""
+    """What the policy wrote of it: only there is its answer, for programs print anything."""
     turns: int = 0
     answers: int = 0
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
@@ -40,6 +43,7 @@ class Trajectory:
         self.mask += [True] * len(ids)
         self.logprobs += logprobs
         self.text += text
+        self.own_text += text
         self.turns += 1
         self.answers += text.count("<answer>")
 

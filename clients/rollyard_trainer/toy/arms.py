@@ -114,7 +114,7 @@ def faulty(run: Runner, share: float, seed: int) -> Runner:
 
 async def score(one: Trajectory, problem: loop.Problem) -> float | None:
     """Equation 3; this task's answers are integers, which need no run."""
-    return verify.reward(await verify.check(one.text, problem.answer))
+    return verify.reward(await verify.check(one.own_text, problem.answer))
 
 
 def config_of(arm: Arm, settings: Settings) -> loop.Config:

@@ -1,0 +1,43 @@
+"""Measure a model that a server serves, with or without tools, under one protocol."""
+
+from collections.abc import Callable, Sequence
+
+from rollyard_trainer import monitors, template, verify
+from rollyard_trainer.engines import Engine, Sampling
+from rollyard_trainer.env import PythonToolEnv, Runner
+from rollyard_trainer.evals.protocol import Problem, Protocol, Result
+from rollyard_trainer.trajectory import Trajectory
+
+_AT_ONCE = 256
+
+
+async def measure(
+    engine: Engine, model: str, problems: Sequence[Problem], protocol: Protocol, run: Runner,
+    say: Callable[[str], None],
+) -> Result:  # fmt: skip
+    """avg@k of one model; ``run`` runs its calls, and compares answers that are no integers."""
+    sampling = Sampling(
+        max_turns=protocol.turns if protocol.tools else 1,
+        max_tokens=protocol.max_tokens,
+        temperature=protocol.temperature,
+    )
+    env, rows = PythonToolEnv(run=run), [p for p in problems for _ in range(protocol.k)]
+    made: list[Trajectory] = []
+    for start in range(0, len(rows), _AT_ONCE):
+        part = rows[start : start + _AT_ONCE]
+        prompts = [template.prompt(p.question, tools=protocol.tools) for p in part]
+        rollouts = await engine.rollout(prompts, env, sampling)
+        for one, problem in zip(rollouts, part, strict=True):
+            if one.stop != "infra":
+                one.reward = verify.reward(await verify.check(one.own_text, problem.answer, run))
+        made += rollouts
+        known = [one.reward for one in made if one.reward is not None]
+        say(f"{len(made)} of {len(rows)} samples, accuracy {sum(known) / max(1, len(known)):.3f}")
+    scores = [one.reward for one in made]
+    k = protocol.k
+    return Result(
+        model,
+        protocol,
+        [scores[start : start + k] for start in range(0, len(scores), k)],
+        monitors.describe(made),
+    )

@@ -98,8 +98,8 @@ def _value(descriptor: int, wanted: str) -> int:
 
 
 def _pids(directory: Path) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(line) for line in (directory / "cgroup.procs").read_text().split()]
+    with contextlib.suppress(OSError), (directory / "cgroup.procs").open("rb", 0) as file:
+        return [int(line) for line in file.readall().split()]
     return []
 
 

@@ -1,4 +1,8 @@
-"""Results on their way to the queue: while one batch travels, the next one gathers."""
+"""Results on their way to the queue: while one batch travels, the next one gathers.
+
+A result that comes alone leaves at once. Under load at most one batch leaves each two
+milliseconds: a message costs the worker and the server as much as the results of three runs.
+"""
 
 import asyncio
 import logging
@@ -11,6 +15,7 @@ log = logging.getLogger(__name__)
 
 _PATIENCE_S = 60.0
 _BACK_OFF_S = 0.5
+_GATHER_S = 0.002
 _MESSAGE_BYTES = 8 * 1024 * 1024
 _MAX_WAITING_BYTES = 64 * 1024 * 1024
 
@@ -51,6 +56,8 @@ class Outbox:
         while not self._closed or self._waiting:
             if self._waiting:
                 await self._send(self._next_batch())
+                if not self._closed:
+                    await asyncio.sleep(_GATHER_S)
             else:
                 self._changed.clear()
                 await self._changed.wait()

@@ -209,7 +209,7 @@ class Coalescer:
 
     def admitted(self, exchange: Exchange) -> None:
         """Hear that a batch was taken."""
-        exchange.gateway.admitted()
+        exchange.gateway.admitted(sent_at=exchange.sent_at)
         self._patience.got_through(self._loop.time())
         if self._pending:
             self._wake()

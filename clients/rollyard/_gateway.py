@@ -92,8 +92,10 @@ class Gateway:
         self.window.sent(runs)
         self._probing = self.failures > 0
 
-    def admitted(self) -> None:
-        """Note that it took a batch: it works."""
+    def admitted(self, *, sent_at: float) -> None:
+        """Note that it took a batch: it works, unless it failed after that was sent."""
+        if sent_at < self._failed_at:
+            return
         if self.failures > 1:
             logger.warning("the gateway at %s works again", self.address)
         self.window.admitted()

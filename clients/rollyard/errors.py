@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 class RollyardError(Exception):
     """Base of everything that Rollyard raises."""
 
+    run_id: str = ""
+    """The run that it is about, where it is about one."""
+
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
         self.message = message

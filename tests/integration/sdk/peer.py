@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -89,14 +89,15 @@ async def answer(reply: Reply) -> None:
     await reply.end(b"".join(json.dumps(result).encode() + b"\n" for result in results))
 
 
-def refuse(status: int, error: str = "", **headers: str) -> Script:
+def refuse(status: int, error: str = "", problems: Sequence[Json] = (), **headers: str) -> Script:
     """An error answer; keyword names are headers (``retry_after="1"``)."""
 
     async def script(reply: Reply) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         await reply.start(status, named)
         body = {"error": error or "unavailable", "message": f"scripted {status}"}
-        await reply.end(json.dumps({**body, "request_id": "req-1"}).encode())
+        more = {"request_id": "req-1", "problems": problems}
+        await reply.end(json.dumps({**body, **more}).encode())
 
     return script
 
@@ -282,8 +283,9 @@ class _Server(uvicorn.Server):
 class Serving:
     """A peer behind uvicorn in a thread; use with ``with``."""
 
-    def __init__(self, peer: Peer, *, uds: str | None = None) -> None:
+    def __init__(self, peer: Peer, *, uds: str | None = None, port: int = 0) -> None:
         self._peer = peer
+        self._port = port
         self._uds = uds
         config = uvicorn.Config(
             peer,  # pyright: ignore[reportArgumentType]
@@ -300,7 +302,7 @@ class Serving:
 
     def __enter__(self) -> Peer:
         if self._uds is None:
-            self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+            self._listener = socket.create_server(("127.0.0.1", self._port), backlog=1024)
             self._peer.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         else:
             self._peer.url = f"unix://{self._uds}"

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from rollyard._cli_serve import complain, require_extra
+from rollyard._config import DEFAULT_URL
 from rollyard.errors import ServiceStartError
 
 OURS, USAGE = 3, 2
@@ -22,12 +23,17 @@ _PARTS = {
     "gateway": ("rollyard_service.settings", "GatewaySettings", "service"),
     "worker": ("rollyard_sandbox.settings", "WorkerSettings", "sandbox"),
 }
+_CLIENT = (
+    ("url", "ROLLYARD_URL", DEFAULT_URL,
+     "Where the gateway is, as http://…, https://… or unix:///path; several with commas."),
+    ("api_key", "ROLLYARD_API_KEY", None, "The bearer key that is sent."),
+)  # fmt: skip
 _SECRET = re.compile(r"(key|secret|password|token)s?$")
 
 
 def print_config(*, as_json: bool) -> int:
-    """Print the effective settings of gateway and worker; return the exit code."""
-    report: dict[str, list[dict[str, Any]]] = {}
+    """Print the effective settings of client, gateway and worker; return the exit code."""
+    report: dict[str, list[dict[str, Any]]] = {"client": _client_rows()}
     for part, (module, name, extra) in _PARTS.items():
         try:
             require_extra(extra)
@@ -48,6 +54,19 @@ def print_config(*, as_json: bool) -> int:
     else:
         _print_table(report)
     return 0
+
+
+def _client_rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "setting": name,
+            "variable": variable,
+            "value": _shown(name, os.environ.get(variable) or default),
+            "source": "environment" if os.environ.get(variable) else "default",
+            "meaning": meaning,
+        }
+        for name, variable, default, meaning in _CLIENT
+    ]
 
 
 def _rows(settings: type[BaseModel]) -> list[dict[str, Any]]:
@@ -80,7 +99,7 @@ def _meanings(settings: type[BaseModel]) -> dict[str, str]:
                 ast.AnnAssign(target=ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                found[name] = " ".join(text.split())
+                found[name] = " ".join(text.replace("``", "").split())
             case _:
                 pass
     return found

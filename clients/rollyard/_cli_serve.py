@@ -72,7 +72,8 @@ def _announce(event: Event) -> None:
         case "ready":
             # On stdout and flushed: the one line that a script waits for.
             addresses = " ".join(event["addresses"])
-            sys.stdout.write(f"Rollyard is ready at {addresses} (Ctrl-C stops it)\n")
+            others = ", and at this machine's other addresses" if event["everywhere"] else ""
+            sys.stdout.write(f"Rollyard is ready at {addresses}{others} (Ctrl-C stops it)\n")
             sys.stdout.flush()
         case "step" | "restart":
             complain(event["text"])

@@ -117,12 +117,13 @@ class Supervisor:
 
     async def _start(self, directory: Path) -> None:
         plan = self._plan
-        addresses = self._addresses(directory)
+        listening = self._addresses(directory)
+        addresses = [reachable(address) for address in listening]
         await self._build_image()
         try:
             async with asyncio.timeout(plan.start_timeout_s):
                 redis_url = plan.redis_url or await self._start_valkey(directory)
-                for number, address in enumerate(addresses):
+                for number, address in enumerate(listening):
                     await self._start_gateway(number, address, redis_url)
                 self._worker = self._child("worker", self._worker_command(redis_url))
                 await self._launch(self._worker)
@@ -138,6 +139,7 @@ class Supervisor:
         self._is_ready = True
         first = addresses[0]
         self._announce({"event": "ready", "addresses": addresses, "address": first,
+                        "everywhere": addresses != listening,
                         "redis_url": redis_url, "pids": self._pids()})  # fmt: skip
 
     async def _all_ready(self, addresses: Sequence[str]) -> bool:
@@ -280,6 +282,12 @@ def gateway_flags(address: str) -> list[str]:
         return ["--uds", address.removeprefix("unix://")]
     host, _, port = address.removeprefix("http://").rpartition(":")
     return ["--host", host.strip("[]"), "--port", port]
+
+
+def reachable(address: str) -> str:
+    """An address for clients here, where the gateway listens at all addresses of this machine."""
+    address = address.replace("http://0.0.0.0:", "http://127.0.0.1:", 1)
+    return address.replace("http://[::]:", "http://[::1]:", 1)
 
 
 def _add_own_key(env: dict[str, str]) -> str:

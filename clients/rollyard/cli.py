@@ -283,7 +283,7 @@ def doctor(
 
 @app.command
 def config(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
-    """Print the settings of gateway and worker that hold here, and where each comes from.
+    """Print the settings of client, gateway and worker that hold here, and where each comes from.
 
     Secrets are not shown. Settings are ROLLYARD_* environment variables.
 

@@ -138,6 +138,7 @@ def test_no_service_is_3_and_says_how_to_start_one(tmp_path: Path) -> None:
 def test_config_says_where_each_value_comes_from() -> None:
     done = _rollyard(
         "config", "--json", ROLLYARD_PORT="8123",
+        ROLLYARD_URL="http://one,http://two", ROLLYARD_API_KEY="hunter2",
         ROLLYARD_API_KEYS="hunter2", ROLLYARD_REDIS_URL="redis://u:hunter2@queue:6379/0",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -147,7 +148,10 @@ def test_config_says_where_each_value_comes_from() -> None:
     assert (gateway["port"]["value"], gateway["port"]["source"]) == (8123, "environment")
     assert gateway["host"]["source"] == "default"
     assert worker["redis_url"]["value"] == "redis://***@queue:6379/0"
+    client = {row["variable"]: row["value"] for row in report["client"]}
+    assert client == {"ROLLYARD_URL": "http://one,http://two", "ROLLYARD_API_KEY": "(set)"}
     assert "hunter2" not in done.stdout
+    assert "``" not in done.stdout
 
 
 def test_config_names_a_wrong_setting() -> None:

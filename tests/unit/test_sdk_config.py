@@ -7,6 +7,7 @@ import pytest
 
 from rollyard import AsyncClient, Client, _transport
 from rollyard._config import DEFAULT_URL, Address, ClientConfig, make_config
+from rollyard._up import reachable
 
 DEFAULTS: dict[str, Any] = {
     "api_key": None,
@@ -20,7 +21,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def config(base_url: str | None = None, **changed: Any) -> ClientConfig:
+def config(base_url: str | list[str] | None = None, **changed: Any) -> ClientConfig:
     return make_config(base_url, **{**DEFAULTS, **changed})
 
 
@@ -92,6 +93,35 @@ def test_repr_names_the_service_and_hides_the_key(kind: type[Client] | type[Asyn
     text = f"{kind.__name__}('unix:///run/g.sock', job='default', transport='httpx2')"
     assert repr(client) == text
     assert repr(copy.deepcopy(client)) == text
+
+
+@pytest.mark.parametrize(
+    ("listening", "client"),
+    [
+        ("http://0.0.0.0:8000", "http://127.0.0.1:8000"),
+        ("http://[::]:8000", "http://[::1]:8000"),
+        ("http://10.0.0.0:8000", "http://10.0.0.0:8000"),
+        ("unix:///run/g.sock", "unix:///run/g.sock"),
+    ],
+)
+def test_up_names_an_address_that_works(listening: str, client: str) -> None:
+    assert reachable(listening) == client
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["http://a, http://b/,http://a", ["http://a", "http://b"], ("http://a/", "http://b")],
+)
+def test_several_gateways(given: str | list[str]) -> None:
+    made = config(given)
+    assert made.gateways == (Address("http://a"), Address("http://b"))
+    assert repr(made) == "'http://a,http://b', job='default', transport='httpx2'"
+
+
+@pytest.mark.parametrize("given", ["http://a,", ["http://a", ""], ",", ["gateway"]])
+def test_each_of_several_gateways_is_checked(given: str | list[str]) -> None:
+    with pytest.raises(ValueError, match="base_url"):
+        config(given)
 
 
 def test_missing_aiohttp_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

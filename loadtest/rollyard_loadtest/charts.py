@@ -1,4 +1,6 @@
 """The report's charts, each an SVG to stand in a page."""
+# matplotlib's own signatures have untyped **kwargs.
+# pyright: reportUnknownMemberType=false
 
 import io
 import math
@@ -17,6 +19,8 @@ from rollyard_loadtest.view import duration
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#65a30d", "#db2777",
            "#475569", "#b45309")  # fmt: skip
+MANY = 4
+"""Curves beyond this need their legend beside the chart."""
 GOOD, BAD, GREY = "#059669", "#dc2626", "#9aa5b1"
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: the page's font, and small
@@ -57,7 +61,11 @@ def _svg(size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
 def _seconds_axis(axis: Any) -> None:
     if axis.get_scale() == "log":
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: duration(value) if value > 0 else "0"))
+
+    def text(value: float, _: object) -> str:
+        return duration(value) if value > 0 else "0"
+
+    axis.set_major_formatter(FuncFormatter(text))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -86,7 +94,9 @@ def curves(stages: Sequence[StageFigures], labels: Sequence[str]) -> str:
         chart.set_xticks([_nines(q) for q in ticks], [f"{q * 100:g}%" for q in ticks])
         chart.set_xlabel("share of the runs that were answered within …")
         chart.set_title("Latency, from the moment a run was due")
-        if len(stages) > 1:
+        if len(stages) > MANY:
+            chart.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        elif len(stages) > 1:
             chart.legend(loc="upper left")
 
     return _svg((7.2, 3.6), draw)

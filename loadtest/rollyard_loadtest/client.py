@@ -55,7 +55,8 @@ class Order:
     def from_json(cls, line: str) -> "Order":
         """Of what :meth:`to_json` gave."""
         fields: dict[str, Any] = json.loads(line)
-        return cls(**{**fields, "address": Address(**fields["address"])})
+        fields["address"] = Address(**fields["address"])
+        return cls(**fields)
 
 
 def make_target(address: Address, load: Load) -> Target:

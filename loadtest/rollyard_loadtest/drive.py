@@ -78,10 +78,9 @@ class Driver:
     async def run(self, began: float) -> None:
         """Make the load from ``began`` (of time.monotonic) on, and wait for the last answer."""
         self._began = began
-        loads = {Closed: self._closed, Poisson: self._poisson, Burst: self._burst}
         await self._until(0.0)
         end_s = window(self._load)[1]
-        making = asyncio.create_task(loads[type(self._load)](end_s))
+        making = asyncio.create_task(self._make(end_s))
         try:
             async with asyncio.timeout(end_s + self._load.drain_s):
                 await making
@@ -93,6 +92,17 @@ class Driver:
                 task.cancel()
             await asyncio.gather(making, *self._tasks, return_exceptions=True)
 
+    async def _make(self, end_s: float) -> None:
+        match self._load:
+            case Closed() as load:
+                self._closed(load, end_s)
+            case Poisson() as load:
+                await self._poisson(load, end_s)
+            case Burst() as load:
+                await self._burst(load, end_s)
+            case load:
+                raise TypeError(f"no driver for {type(load).__name__}")
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -103,9 +113,7 @@ class Driver:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 
-    async def _closed(self, end_s: float) -> None:
-        load = self._load
-        assert isinstance(load, Closed)
+    def _closed(self, load: Closed, end_s: float) -> None:
         mine = share(load.in_flight, self._client, self._clients)
 
         async def lane(runs: int) -> None:
@@ -115,9 +123,7 @@ class Driver:
         for runs in _lots(mine, load.runs_per_request):
             self._spawn(lane(runs))
 
-    async def _poisson(self, end_s: float) -> None:
-        load = self._load
-        assert isinstance(load, Poisson)
+    async def _poisson(self, load: Poisson, end_s: float) -> None:
         rate = load.rate_per_s / load.batch / self._clients
         for number, due_s in enumerate(poisson(rate, end_s, self._seed)):
             await self._until(due_s)
@@ -125,10 +131,7 @@ class Driver:
                 await asyncio.sleep(0)
             self._spawn(self._request(due_s, load.batch))
 
-    async def _burst(self, end_s: float) -> None:
-        load = self._load
-        assert isinstance(load, Burst)
-
+    async def _burst(self, load: Burst, end_s: float) -> None:
         async def rollouts(runs: int, thinking: Thinking) -> None:
             due_s = 0.0
             for turn in range(load.turns):
@@ -153,8 +156,7 @@ class Driver:
         request = _Request(works, due_s, self._tally, self._now)
         prefix = f"{self._ids}-{self._requests}"
         now = self._now()
-        for _ in works:
-            self._tally.sent(due_s, now)
+        self._tally.sent(runs, due_s, now)
         self.in_flight += runs
         try:
             await self._send(request, prefix)

@@ -5,7 +5,7 @@ HdrHistogram (https://hdrhistogram.org) in its own Python port, whose encoding o
 
 import math
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 from hdrh.histogram import HdrHistogram
 
@@ -16,18 +16,42 @@ ERROR = 10.0**-DIGITS
 """Greatest relative error of a recorded value."""
 
 
+_KEPT_BITS = 11
+"""HdrHistogram tells values with three digits apart by their 11 leading bits."""
+
+
 class Latencies:
     """A histogram of times in seconds."""
 
     def __init__(self) -> None:
-        self._counts = HdrHistogram(LOWEST_US, HIGHEST_US, DIGITS)
+        self._whole: Any = HdrHistogram(LOWEST_US, HIGHEST_US, DIGITS)  # it has no types
+        self._new: dict[int, int] = {}
 
     def __len__(self) -> int:
         return int(self._counts.get_total_count())
 
-    def record(self, seconds: float) -> None:
-        """Count one time; negative counts as 0."""
-        self._counts.record_value(min(max(LOWEST_US, round(seconds * 1e6)), HIGHEST_US))
+    @property
+    def _counts(self) -> Any:
+        for value, count in self._new.items():
+            self._whole.record_value(value, count)
+        self._new.clear()
+        return self._whole
+
+    def record(self, seconds: float, count: int = 1) -> None:
+        """Count a time; negative counts as 0.
+
+        At 40,000 runs a second the library's own record_value, in Python too, would be a tenth of
+        a core: equal values are gathered first, cut to the bits that it keeps anyway.
+        """
+        value = int(seconds * 1e6 + 0.5)
+        if value < LOWEST_US:
+            value = LOWEST_US
+        elif value > HIGHEST_US:
+            value = HIGHEST_US
+        shift = value.bit_length() - _KEPT_BITS
+        if shift > 0:
+            value = value >> shift << shift
+        self._new[value] = self._new.get(value, 0) + count
 
     def add(self, other: Self) -> None:
         """Count all of another's."""
@@ -69,7 +93,7 @@ class Latencies:
 
     def encoded(self) -> str:
         """HdrHistogram's own compressed form, base64."""
-        return self._counts.encode().decode()
+        return str(self._counts.encode(), "ascii")
 
     @classmethod
     def decoded(cls, text: str) -> "Latencies":

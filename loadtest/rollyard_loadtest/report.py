@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -65,17 +66,17 @@ def _verdict(figures: BenchFigures) -> str:
 def _cards(figures: BenchFigures) -> str:
     if figures.rounds:
         return "".join(
-            _card(f"runs/s against {_text(SERVERS[r.peer])}", f"{r.rate:.2g} ×")  # noqa: RUF001
+            _card(f"runs/s against {_text(SERVERS[r.peer])}", f"{_ratio(r.rate)} ×")  # noqa: RUF001
             for r in ratios(figures)
             if r.phase == "closed loop"
         )
     best = max(figures.stages, key=lambda stage: stage.goodput_per_s)
-    rate = best.goodput_per_s
+    rate, at = best.goodput_per_s, "" if len(figures.stages) == 1 else " at that rate"
     cards = [
         ("good runs/s" if len(figures.stages) == 1 else "best good runs/s",
          f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}"),
-        ("p50", duration(best.p50_s)),
-        ("p99", duration(best.p99_s)),
+        (f"p50{at}", duration(best.p50_s)),
+        (f"p99{at}", duration(best.p99_s)),
         ("wrong", f"{sum(s.wrong for s in figures.stages):,}"),
         ("lost", f"{sum(s.lost for s in figures.stages):,}"),
         ("refused", f"{sum(s.refused for s in figures.stages):,}"),
@@ -89,7 +90,12 @@ def _card(name: str, value: str) -> str:
 
 def _sections(figures: BenchFigures) -> list[str]:
     found: list[str] = []
-    notes = [text for stage in figures.stages for text in warnings(stage)]
+    several = len({stage.target for stage in figures.stages}) > 1
+    notes = [
+        f"{SERVERS[stage.target]}, {text}" if several else text
+        for stage in figures.stages
+        for text in warnings(stage)
+    ]
     if figures.null_workers:
         notes.insert(0, "Null workers: no program was run. These are the figures of gateway and "
                      "queue alone.")  # fmt: skip
@@ -125,7 +131,8 @@ def _single(stage: StageFigures) -> list[str]:
 
 def _many(figures: BenchFigures) -> list[str]:
     stages = list(figures.stages)
-    parameter = (figures.scenario["sweep"] or {}).get("parameter")
+    swept: dict[str, object] = figures.scenario["sweep"] or {}
+    parameter = swept.get("parameter")
     found: list[str] = []
     if parameter == "in_flight":
         found.append(_section("From few to many in flight", charts.sweep(figures)))
@@ -173,8 +180,8 @@ def _comparison(figures: BenchFigures) -> list[str]:
 def _ratio_table(found: Sequence[Ratios]) -> str:
     rows = [
         [_text(SERVERS[r.peer]), r.phase,
-         f"{r.rate:.3g} ({r.rate_range[0]:.3g} to {r.rate_range[1]:.3g})",
-         f"{r.p50:.3g}" if r.p50 else "", f"{r.p99:.3g}" if r.p99 else "",
+         f"{_ratio(r.rate)} ({_ratio(r.rate_range[0])} to {_ratio(r.rate_range[1])})",
+         _ratio(r.p50), _ratio(r.p99),
          f"{r.wrong:,}", f"{r.peer_wrong:,}"]
         for r in found
     ]  # fmt: skip
@@ -186,6 +193,10 @@ def _ratio_table(found: Sequence[Ratios]) -> str:
         _table(["against", "load", "runs/s", "p50", "p99", "wrong, ours", "wrong, theirs"], rows)
         + note
     )
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.3g}"  # noqa: RUF001
 
 
 def _section(title: str, body: str) -> str:

@@ -37,11 +37,12 @@ class Session:
         if urls and options.null:
             raise ValueError("--null is for a service that the bench starts; leave out --url")
         fits(self.scenario, overrides)
-        try:
-            for name, value in overrides.items():
+        for name, value in overrides.items():
+            try:
                 self.scenario.load.with_field(name, value)
-        except ValidationError as error:
-            raise ValueError(f"--{name.replace('_', '-')}: {error.errors()[0]['msg']}") from None
+            except ValidationError as error:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag}: {error.errors()[0]['msg']}") from None
         self._path = path
         self._urls = urls
         self._via: TargetKind = via or self.scenario.via

@@ -74,17 +74,18 @@ class Tally:
     def _counts(self, due_s: float) -> bool:
         return self.window[0] <= due_s < self.window[1]
 
-    def sent(self, due_s: float, now_s: float) -> None:
-        """A run is on its way."""
+    def sent(self, runs: int, due_s: float, now_s: float) -> None:
+        """Runs that were due together are on their way."""
         if self._counts(due_s):
-            self.due += 1
-            self.behind.record(now_s - due_s)
+            self.due += runs
+            self.behind.record(now_s - due_s, runs)
 
     def answered(self, work: Work, answer: Answer, due_s: float, now_s: float) -> None:
         """A run has its answer."""
-        self.last_answer_s = max(self.last_answer_s, now_s)
+        if now_s > self.last_answer_s:
+            self.last_answer_s = now_s
         self.redelivered += answer.attempt > 1
-        counts = self._counts(due_s)
+        counts = self.window[0] <= due_s < self.window[1]
         if counts:
             self.outcomes[answer.outcome] += 1
         if answer.outcome in UNJUDGED:
@@ -101,7 +102,7 @@ class Tally:
         if counts:
             self.good += 1
             self.latencies.record(now_s - due_s)
-            total = self.kinds.setdefault(work.kind, KindSum())
+            total = self.kinds.get(work.kind) or self.kinds.setdefault(work.kind, KindSum())
             total.runs += 1
             total.wall_ms += answer.wall_ms
             total.cpu_ms += answer.cpu_ms

@@ -70,7 +70,7 @@ class SandboxFusionTarget(_Dialect):
 
 
 def _of_run_code(answer: dict[str, Any]) -> Answer:
-    run = answer.get("run_result") or {}
+    run: dict[str, Any] = answer.get("run_result") or {}
     stdout = str(run.get("stdout") or "").strip()[:KEPT_CHARS]
     if answer["status"] == "SandboxError":
         return Answer("infra_error", message=str(answer.get("message", ""))[:200])

@@ -43,7 +43,8 @@ def _page(prefix: Path) -> str:
 def test_a_mixed_load_is_answered_rightly_and_reported(service: "Service", tmp_path: Path) -> None:
     prefix = tmp_path / "mixed"
     said = bench("math-rollout", "--url", service.address, "--in-flight", "8",
-                 "--duration-s", "3", "--warmup-s", "0.5", "--clients", "2", "--output", str(prefix))  # fmt: skip
+                 "--duration-s", "3", "--warmup-s", "0.5", "--clients", "2",
+                 "--output", str(prefix))  # fmt: skip
     assert "0 wrong, 0 lost" in said
     figures = figures_of(prefix)
     [stage] = figures.stages

@@ -25,17 +25,32 @@ from rollyard_loadtest.stack import Parts, Stack, StackOptions
 from rollyard_loadtest.workload import AnyKind, Work, works
 
 SCHEMA = 1
-KIND_S, KIND_RUNS = 3.0, 80
-"""Each kind is measured for so long, or so often."""
-MIX_S, CONTROL_S = 5.0, 3.0
 BATCH = 64
 """Runs in a request of the SDK."""
 _LONG_S = 0.25  # programs that take longer are measured a few times only
 _SLEEPERS = 24
-WAITING_RUNS = 4000
-"""So many wait at once when it is measured what one of them occupies."""
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure, in seconds, and in runs."""
+
+    warm_s: float = 2.0
+    kind_s: float = 3.0
+    kind_runs: int = 80
+    """Each kind is measured for ``kind_s`` or so often, whichever is less."""
+    mix_s: float = 5.0
+    single_s: float = 2.0
+    control_s: float = 3.0
+    waiting_runs: int = 4000
+    """So many wait at once when it is measured what one of them occupies."""
+
+
+FULL = Effort()
+QUICK = Effort(0.5, 0.5, 16, 1.0, 0.5, 0.5, 2000)
+"""Rough figures in a third of the time, most of which is starting services."""
 
 
 class CostsError(ValueError):
@@ -141,7 +156,9 @@ def load_costs(path: Path, scenario: Scenario) -> Costs:
     return costs
 
 
-def measure(scenario: Scenario, *, slots: int | None = None, say: Progress) -> Costs:
+def measure(
+    scenario: Scenario, *, slots: int | None = None, effort: Effort = FULL, say: Progress
+) -> Costs:
     """Start a service on this machine, measure, stop it.
 
     Raises:
@@ -149,12 +166,12 @@ def measure(scenario: Scenario, *, slots: int | None = None, say: Progress) -> C
     """
     say("starting a service")
     with Stack(StackOptions(slots=slots)) as stack:
-        measured = asyncio.run(_real(stack, scenario, say))
+        measured = asyncio.run(_real(stack, scenario, effort, say))
     say("gateway and queue alone")
     with Stack(StackOptions(null=True)) as stack:
-        batched = asyncio.run(_control(stack))
+        batched = asyncio.run(_control(stack, effort))
     with Stack(StackOptions(null=True, null_service_ms=1000)) as stack:
-        waiting = asyncio.run(_waiting(stack))
+        waiting = asyncio.run(_waiting(stack, effort))
     memory = MemoryCost.model_validate({**measured.memory, **waiting})
     return Costs(
         scenario=scenario.name, machine=describe(), kinds=measured.kinds, mixed=measured.mixed,
@@ -188,11 +205,13 @@ class _Meter:
         return {name: value / runs * 1e3 for name, value in {**spent, "client": own_s}.items()}
 
 
-async def _real(stack: Stack, scenario: Scenario, say: Progress) -> _Measured:
+async def _real(stack: Stack, scenario: Scenario, effort: Effort, say: Progress) -> _Measured:
     cores = describe().cores
     async with rollyard.AsyncClient(stack.addresses[0]) as client:
         mix = scenario.works("costs")
-        await Calls(client, mix).closed(2 * cores, for_s=2.0)  # warm: templates, slots, pages
+        await Calls(client, mix).closed(
+            2 * cores, for_s=effort.warm_s
+        )  # warm: templates, slots, pages
         idle = stack.parts(memory=True)
         kinds: list[KindCost] = []
         by_name: dict[str, list[AnyKind]] = {}
@@ -201,13 +220,17 @@ async def _real(stack: Stack, scenario: Scenario, say: Progress) -> _Measured:
         for number, (name, members) in enumerate(by_name.items(), 1):
             say(f"programs of kind {name} ({number} of {len(by_name)})")
             share = scenario.shares()[name]
-            kinds.append(await _kind(stack, client, name, share, works(members, "costs"), cores))
+            kinds.append(
+                await _kind(stack, client, name, share, works(members, "costs"), cores, effort)
+            )
         say("the mix")
         meter = _Meter(stack)
-        called = await Calls(client, mix).closed(mixed_in_flight(scenario, cores), for_s=MIX_S)
+        called = await Calls(client, mix).closed(
+            mixed_in_flight(scenario, cores), for_s=effort.mix_s
+        )
         mixed = _part_cost(meter.per_run_ms(len(called)))
         say("one call at a time")
-        single, latency_ms = await _single(stack, client)
+        single, latency_ms = await _single(stack, client, effort)
         say("memory")
         slot_bytes = await _slot_bytes(stack, client, {kind.template for kind in kinds})
     memory: dict[str, Any] = {
@@ -236,7 +259,7 @@ def mixed_in_flight(scenario: Scenario, cores: int) -> int:
 
 async def _kind(
     stack: Stack, client: rollyard.AsyncClient, name: str, share: float,
-    programs: Iterator[Work], cores: int,
+    programs: Iterator[Work], cores: int, effort: Effort,
 ) -> KindCost:  # fmt: skip
     sizes: list[int] = []
 
@@ -247,9 +270,9 @@ async def _kind(
 
     calls = Calls(client, watched())
     [first] = await calls.closed(1, for_s=60, at_most=1)
-    at_most = 4 * cores if first.latency_s > _LONG_S else KIND_RUNS
+    at_most = 4 * cores if first.latency_s > _LONG_S else effort.kind_runs
     meter = _Meter(stack)
-    called = await calls.closed(cores, for_s=KIND_S, at_most=at_most)
+    called = await calls.closed(cores, for_s=effort.kind_s, at_most=at_most)
     own = [one.result.cpu_ms for one in called]
     beside_ms = max(0.0, meter.per_run_ms(len(called))["slots"] - mean(own))
     return KindCost(
@@ -274,10 +297,12 @@ def _sleep_ms(called: list[Called]) -> list[float]:
     return [round(max(0.0, wall - cpu), 3) for wall, cpu in zip(walls, own, strict=True)]
 
 
-async def _single(stack: Stack, client: rollyard.AsyncClient) -> tuple[PartCost, float]:
+async def _single(
+    stack: Stack, client: rollyard.AsyncClient, effort: Effort
+) -> tuple[PartCost, float]:
     """One call after the other: CPU of the parts, and what of the latency is not CPU."""
     meter = _Meter(stack)
-    called = await Calls(client, _small()).closed(1, for_s=2.0)
+    called = await Calls(client, _small()).closed(1, for_s=effort.single_s)
     spent_ms = meter.per_run_ms(len(called))
     latency_ms = median(one.latency_s for one in called) * 1e3 - sum(spent_ms.values())
     return _part_cost(spent_ms), round(max(0.0, latency_ms), 3)
@@ -315,7 +340,7 @@ def _part_cost(spent_ms: dict[str, float]) -> PartCost:
     )  # fmt: skip
 
 
-async def _control(stack: Stack) -> PartCost:
+async def _control(stack: Stack, effort: Effort) -> PartCost:
     """CPU a run in requests of 64."""
     async with rollyard.AsyncClient(stack.addresses[0]) as client:
         calls = Calls(client, _small())
@@ -323,25 +348,25 @@ async def _control(stack: Stack) -> PartCost:
         meter = _Meter(stack)
         done = 0
         began = time.monotonic()
-        while time.monotonic() - began < CONTROL_S:
+        while time.monotonic() - began < effort.control_s:
             done += len(await calls.burst(16 * BATCH))
         return _part_cost(meter.per_run_ms(done))
 
 
-async def _waiting(stack: Stack) -> dict[str, float]:
+async def _waiting(stack: Stack, effort: Effort) -> dict[str, float]:
     """What gateway and Valkey hold for each run that waits, in bytes of memory."""
     async with rollyard.AsyncClient(stack.addresses[0]) as client:
         calls = Calls(client, _small())
         await calls.burst(4 * BATCH)
         before = stack.parts(memory=True).pss_bytes
         most = before.copy()
-        running = asyncio.create_task(calls.burst(WAITING_RUNS))
+        running = asyncio.create_task(calls.burst(effort.waiting_runs))
         while not running.done():
             await asyncio.wait([running], timeout=0.05)
             most |= stack.parts(memory=True).pss_bytes
         await running
     return {
-        f"waiting_{name}_bytes": (most[name] - before[name]) / WAITING_RUNS
+        f"waiting_{name}_bytes": (most[name] - before[name]) / effort.waiting_runs
         for name in ("gateway", "valkey")
     }
 

@@ -63,6 +63,7 @@ def plan(
     cores_per_worker: _Count | None = None,
     of: Literal["finished", "all"] = "finished",
     costs: Path | None = None,
+    quick: _Flag = False,
     validate: _Flag = False,
     slots: _Count | None = None,
     seed: str = "1",
@@ -90,6 +91,8 @@ def plan(
         at their own time limit too.
     costs
         File with measured costs: used if it exists, else written. Default: measure anew.
+    quick
+        Measure roughly, in a third of the time.
     validate
         Instead, put loads on a service here, simulate the same, and print both side by side.
     slots
@@ -117,9 +120,11 @@ def plan(
     say = _Progress()
     try:
         scenario = load(mix)
-        known = _costs(costs, scenario, slots, say)
+        known = _costs(costs, scenario, slots, quick, say)
         if validate:
-            return _validated(known, scenario, slots=slots, seed=seed, as_json=json, say=say)
+            return _validated(
+                known, scenario, slots=slots, seed=seed, quick=quick, as_json=json, say=say
+            )
         wish = Wish(
             in_flight=in_flight, p99_s=p99, think_s=think_s, batch=batch,
             cores_per_worker=cores_per_worker, of=of,
@@ -141,25 +146,28 @@ def plan(
     return 0
 
 
-def _costs(path: Path | None, scenario: "Scenario", slots: int | None, say: "_Progress") -> "Costs":
-    from rollyard_loadtest.costs import load_costs, measure
+def _costs(
+    path: Path | None, scenario: "Scenario", slots: int | None, quick: bool, say: "_Progress"
+) -> "Costs":
+    from rollyard_loadtest.costs import FULL, QUICK, load_costs, measure
 
     if path is not None and path.exists():
         return load_costs(path, scenario)
-    measured = measure(scenario, slots=slots, say=say)
+    measured = measure(scenario, slots=slots, effort=QUICK if quick else FULL, say=say)
     if path is not None:
         path.write_text(measured.model_dump_json(indent=1) + "\n")
     return measured
 
 
 def _validated(
-    costs: "Costs", scenario: "Scenario", *, slots: int | None, seed: str, as_json: bool,
-    say: "_Progress",
+    costs: "Costs", scenario: "Scenario", *, slots: int | None, seed: str, quick: bool,
+    as_json: bool, say: "_Progress",
 ) -> int:  # fmt: skip
+    from rollyard_loadtest.plan_validate import QUICK_S, RUN_S, table, validate
     from rollyard_loadtest.plan_validate import as_json as figures_of
-    from rollyard_loadtest.plan_validate import table, validate
 
-    figures = validate(costs, scenario, slots=slots, seed=seed, say=say)
+    run_s = QUICK_S if quick else RUN_S
+    figures = validate(costs, scenario, slots=slots, seed=seed, say=say, run_s=run_s)
     say.done()
     sys.stdout.write(
         json_.dumps(figures_of(figures), indent=1) + "\n" if as_json else table(figures)

@@ -23,7 +23,7 @@ from rollyard_loadtest.stack import Stack, StackOptions
 
 WITHIN = 0.20
 """What the simulation may be off, of the measured value."""
-WARM_S, RUN_S = 3.0, 20.0
+WARM_S, RUN_S, QUICK_S = 3.0, 20.0, 2.0
 LOAD_SHARES = (0.4, 0.7)
 """Of what the closed loop did: the open loops' rates."""
 BURST_S = 5.0
@@ -52,26 +52,41 @@ class Figure:
 
 
 def validate(
-    costs: Costs, scenario: Scenario, *, slots: int | None, seed: str, say: Progress
+    costs: Costs,
+    scenario: Scenario,
+    *,
+    slots: int | None,
+    seed: str,
+    say: Progress,
+    run_s: float = RUN_S,
 ) -> list[Figure]:
     """Measure and simulate a closed loop, two open loops and a burst; about a minute and a half.
+
+    ``run_s``: seconds of each loop; the shorter, the more the percentiles are chance.
 
     Raises:
         NotReady, WrongAnswer: as ``costs.measure``.
     """
     say("starting a service")
     with Stack(StackOptions(slots=slots)) as stack:
-        return asyncio.run(_compare(stack, costs, scenario, slots, seed, say))
+        return asyncio.run(_compare(stack, costs, scenario, slots, seed, run_s, say))
 
 
 async def _compare(
-    stack: Stack, costs: Costs, scenario: Scenario, slots: int | None, seed: str, say: Progress
+    stack: Stack,
+    costs: Costs,
+    scenario: Scenario,
+    slots: int | None,
+    seed: str,
+    run_s: float,
+    say: Progress,
 ) -> list[Figure]:
     figures: list[Figure] = []
     in_flight = mixed_in_flight(scenario, costs.machine.cores)
     async with rollyard.AsyncClient(stack.addresses[0]) as client:
+        warm_s = min(WARM_S, run_s / 2)
         calls = Calls(client, scenario.works(f"validate-{seed}"))
-        await calls.closed(in_flight, for_s=WARM_S)
+        await calls.closed(in_flight, for_s=warm_s)
 
         groups = 1.0  # that always compute, for each core that others use
 
@@ -92,16 +107,16 @@ async def _compare(
             figures.extend(_figures(load, called, arrivals, simulated, foreign))
             return _rate(called, arrivals)
 
-        until_s = WARM_S + RUN_S
-        arrivals = Arrivals(kind="closed", runs=in_flight, until_s=until_s, warmup_s=WARM_S)
+        until_s = warm_s + run_s
+        arrivals = Arrivals(kind="closed", runs=in_flight, until_s=until_s, warmup_s=warm_s)
         asking = calls.closed(in_flight, for_s=until_s)
         capacity = await compare(f"{in_flight} in flight", asking, arrivals)
         for share in LOAD_SHARES:
             rate = share * capacity
-            arrivals = Arrivals(kind="poisson", rate_per_s=rate, until_s=until_s, warmup_s=WARM_S)
+            arrivals = Arrivals(kind="poisson", rate_per_s=rate, until_s=until_s, warmup_s=warm_s)
             asking = calls.poisson(rate, for_s=until_s, seed=seed)
             await compare(f"{rate:.0f} runs/s ({share:.0%} of that)", asking, arrivals)
-        runs = round(capacity * BURST_S)
+        runs = round(capacity * min(BURST_S, run_s))
         await compare(f"{runs} at once", calls.burst(runs), Arrivals(kind="burst", runs=runs))
     return figures
 

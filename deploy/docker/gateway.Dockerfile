@@ -8,6 +8,7 @@ COPY clients clients
 COPY service service
 COPY sandbox sandbox
 COPY loadtest loadtest
+COPY examples/data examples/data
 RUN python -m venv /opt/rollyard \
  && /opt/rollyard/bin/pip install --no-cache-dir '.[service]'
 

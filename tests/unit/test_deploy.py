@@ -99,6 +99,10 @@ def test_dockerfile(dockerfile: Path) -> None:
         top = Path(path).parts[0]
         assert top in copied
         assert f"!{top}" in ignored
+    for link in (path for source in copied for path in (ROOT / source).rglob("*")):
+        if link.is_symlink():
+            target = link.resolve().relative_to(ROOT)
+            assert any(target.is_relative_to(source) for source in copied), link
     [extra] = re.findall(r"'\.\[(\w+)\]'", dockerfile.read_text())
     assert extra in project["project"]["optional-dependencies"]
     _, command = json.loads(instructions(dockerfile, "ENTRYPOINT")[0])

@@ -208,6 +208,42 @@ def power(gap: float, *, accuracy: float = 0.7, k: int = 16, correlation: float 
     return OK
 
 
+@app.command
+def schedule(
+    *, engines: int = 4, rollouts: int = 256, capacity: int = 60_000, limit: int = 8192,
+    median: int = 4000, tool: float = 30.0, seed: int = 0,
+) -> int:  # fmt: skip
+    """Simulate admission by KV cache against static allocation (paper, section 3.2).
+
+    Args:
+        engines: Inference engines.
+        rollouts: Of one batch.
+        capacity: KV cache of each engine, tokens.
+        limit: Longest rollout, tokens.
+        median: Of the rollouts' lengths, which are log-normal.
+        tool: Time of a tool call, in units of one token of a lone rollout.
+        seed: Of the lengths.
+    """
+    from rollyard_trainer.simulation import Scene, simulate
+
+    scene = Scene(engines=engines, rollouts=rollouts, capacity=capacity, limit=limit,
+                  median=median, tool=tool, seed=seed)  # fmt: skip
+    mean = int(scene.lengths().mean())
+    rows = {
+        "static": simulate(scene, dynamic=False),
+        f"reserve {limit} (worst case)": simulate(scene, dynamic=True),
+        f"reserve {mean} (mean)": simulate(scene, dynamic=True, reserve=mean),
+    }
+    first = next(iter(rows.values()))
+    sys.stdout.write(f"{'':28}{'time':>10}{'speed-up':>10}{'evictions':>11}{'idle':>7}\n")
+    for name, row in rows.items():
+        sys.stdout.write(
+            f"{name:28}{row.ticks:10.0f}{first.ticks / row.ticks:9.2f}x{row.evictions:11}"
+            f"{row.idle:7.1%}\n"
+        )
+    return OK
+
+
 def _torch() -> Any:
     try:
         import torch  # pyright: ignore

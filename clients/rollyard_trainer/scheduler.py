@@ -1,0 +1,101 @@
+"""Which engine a rollout goes to, and when: admission by KV cache (paper §3.2).
+
+A rollout reserves the most that it can ever need, prompt plus response limit L, so an engine of
+capacity C runs K = floor(C / L) of them and never evicts one. It stays on its engine, whose cache
+has its prefix. The next begins as soon as one ends; tool calls go out at once, each by itself.
+The paper describes this; its authors did not release it.
+"""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class Scheduler:
+    """Hands engines to rollouts, first come, first served.
+
+    Args:
+        capacity: KV cache of each engine in tokens; :func:`kv_capacity` reads it from an engine.
+    """
+
+    def __init__(self, capacity: Mapping[str, int]) -> None:
+        if not capacity or min(capacity.values()) <= 0:
+            raise ValueError("at least one engine, each with room for tokens")
+        self._capacity = dict(capacity)
+        self._free = dict(capacity)
+        self._waiting: deque[tuple[int, asyncio.Future[str]]] = deque()
+
+    def free_tokens(self, engine: str) -> int:
+        """Tokens of an engine that no rollout has reserved."""
+        return self._free[engine]
+
+    @asynccontextmanager
+    async def place(self, tokens: int) -> AsyncGenerator[str]:
+        """Wait for an engine with room for ``tokens`` and keep that room until the block ends.
+
+        Raises:
+            ValueError: no engine could ever hold so many.
+        """
+        if tokens > max(self._capacity.values()):
+            raise ValueError(f"a rollout of {tokens} tokens fits no engine: {self._capacity}")
+        waiter: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting.append((tokens, waiter))
+        self._admit()
+        try:
+            engine = await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._give_back(waiter.result(), tokens)
+            else:
+                self._waiting = deque(one for one in self._waiting if one[1] is not waiter)
+                self._admit()
+            raise
+        try:
+            yield engine
+        finally:
+            self._give_back(engine, tokens)
+
+    def _give_back(self, engine: str, tokens: int) -> None:
+        self._free[engine] += tokens
+        self._admit()
+
+    def _admit(self) -> None:
+        # In order: a long rollout is not overtaken for ever by short ones.
+        while self._waiting:
+            tokens, waiter = self._waiting[0]
+            if not waiter.done():
+                engine = max(self._free, key=lambda name: self._free[name])
+                if self._free[engine] < tokens:
+                    return
+                self._free[engine] -= tokens
+                waiter.set_result(engine)
+            self._waiting.popleft()
+
+
+def kv_capacity(metrics: str) -> int:
+    """KV cache of an engine in tokens, from its ``/metrics`` page: vLLM or SGLang.
+
+    With several data-parallel ranks in one page, that of all together.
+
+    Raises:
+        ValueError: the page says nothing of it.
+    """
+    total = 0
+    for name, labels, value in _SAMPLE.findall(metrics):
+        if name == "sglang:max_total_num_tokens":
+            total += int(float(value))
+        elif name == "vllm:cache_config_info":
+            config = dict(_LABEL.findall(labels))
+            if config.get("num_gpu_blocks", "").isdigit():
+                total += int(config["num_gpu_blocks"]) * int(config["block_size"])
+    if total <= 0:
+        raise ValueError(
+            "no vllm:cache_config_info with num_gpu_blocks and no sglang:max_total_num_tokens "
+            "(SGLang needs --enable-metrics)"
+        )
+    return total

@@ -41,6 +41,8 @@ class Entry:
     way: str
     """``call``, ``twin``, ``late`` or ``wire``: how it was asked for."""
     asked_s: float
+    first_asked_s: float
+    """Of this id, by anybody: its deadline counts from there."""
     answered_s: float | None = None
     outcome: str = ""
     message: str = ""
@@ -171,10 +173,12 @@ class Load:
 
     # One answer --------------------------------------------------------------------------------
 
-    def _enter(self, job: Job, way: str, run_id: str = "") -> Entry:
+    def _enter(self, job: Job, way: str, earlier: Entry | None = None) -> Entry:
+        now_s = self._now_s()
         entry = Entry(
-            run_id=run_id or f"chaos-{next(self._numbers)}", kind=job.kind, way=way,
-            asked_s=self._now_s(),
+            run_id=earlier.run_id if earlier else f"chaos-{next(self._numbers)}",
+            kind=job.kind, way=way, asked_s=now_s,
+            first_asked_s=earlier.first_asked_s if earlier else now_s,
         )  # fmt: skip
         self.ledger.entries.append(entry)
         return entry
@@ -220,7 +224,7 @@ class Load:
         if result.run_id != entry.run_id:
             entry.problem = f"the answer is of run {result.run_id}"
         deadline_s = job.request.get("deadline_s", 0.0)
-        if result.outcome == "expired" and entry.answered_s - entry.asked_s < deadline_s:
+        if result.outcome == "expired" and entry.answered_s - entry.first_asked_s < deadline_s:
             entry.problem = "expired before its deadline"
 
     def _refused(self, entry: Entry, error: Exception) -> None:
@@ -232,7 +236,7 @@ class Load:
     async def _twins(self, job: Job) -> None:
         """One id at two gateways at once: one execution, and both get its result."""
         first = self._enter(job, "twin")
-        second = self._enter(job, "twin", first.run_id)
+        second = self._enter(job, "twin", first)
         one, other = await asyncio.gather(self._answer(job, first, 0), self._answer(job, second, 1))
         self._compare(first, one, other)
 
@@ -241,7 +245,7 @@ class Load:
         entry = self._enter(job, "late")
         first = await self._answer(job, entry, home)
         if first is not None:
-            again = self._enter(job, "late", entry.run_id)
+            again = self._enter(job, "late", entry)
             self._compare(entry, first, await self._answer(job, again, home + 1))
 
     def _compare(

@@ -16,7 +16,8 @@ LOST_THREE = "3 workers were lost while it ran; not tried again"
 
 def entry(**fields: object) -> Entry:
     given: dict[str, object] = {
-        "run_id": "r", "kind": "small", "way": "call", "asked_s": 1.0, "answered_s": 9.0,
+        "run_id": "r", "kind": "small", "way": "call", "asked_s": 1.0, "first_asked_s": 1.0,
+        "answered_s": 9.0,
         "outcome": "ok", "attempt": 1,
     }  # fmt: skip
     return Entry(**(given | fields))  # pyright: ignore[reportArgumentType]

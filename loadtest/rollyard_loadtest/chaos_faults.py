@@ -33,6 +33,8 @@ else up to one and a half leases. pause: SIGSTOP for less than a lease. roll: SI
 successor, as a deployment does.
 """
 
+_BREATH_S = 1.0  # of a part between two faults; else a slow machine never serves
+
 LOSES_LEASES: frozenset[FaultKind] = frozenset(
     {"kill worker", "freeze worker", "freeze server", "pause worker"}
 )
@@ -125,6 +127,7 @@ class Tormentor:
             from_s = self.now_s()
             await how[fault.kind.split()[0]](part, fault.for_s)
             self.done.append(Done(fault.kind, part.name, from_s, self.now_s()))
+            await asyncio.sleep(_BREATH_S)
 
     def _part(self, fault: Fault) -> Part:
         kind = fault.kind.split()[1]

@@ -3,6 +3,7 @@
 # pyright: reportUnknownMemberType=false
 
 import io
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#6
 MANY = 4
 """Curves beyond this need their legend beside the chart."""
 GOOD, BAD, GREY = "#059669", "#dc2626", "#9aa5b1"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: the page's font, and small
     "font.family": ["system-ui", "sans-serif"],
     "font.size": 10.5,
@@ -48,8 +49,8 @@ _STYLE = {
 
 def _svg(size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
     # findfont warns of a family that this machine has not; the page's reader may have it.
-    mpl.logging.getLogger("matplotlib.font_manager").setLevel("ERROR")
-    with mpl.rc_context(_STYLE):  # pyright: ignore[reportUnknownMemberType]
+    logging.getLogger("matplotlib.font_manager").setLevel("ERROR")
+    with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         out = io.StringIO()

@@ -65,6 +65,8 @@ class Abandonment:
     def _sweeping(self) -> Work:
         calls, self._abandoned = self._abandoned, []
         live: dict[Exchange, bool] = {}
+        chosen = any(not call.own_id for call in calls)
+        wanted = self._coalescer.wanted() if chosen else set[str]()
         for place, call in enumerate(calls):
             if place % STRIDE == STRIDE - 1:
                 yield
@@ -78,8 +80,9 @@ class Abandonment:
                     exchange.task.cancel()
                     if len(exchange.calls) > 1 or not call.own_id:
                         continue
-            if call.own_id or not self._coalescer.waits_for(call.run_id):
-                self._cancel(call.run_id)
+            if not call.own_id and call.run_id in wanted:
+                continue
+            self._cancel(call.run_id)
 
     def _cancel(self, run_id: str) -> None:
         self._to_cancel.append(run_id)

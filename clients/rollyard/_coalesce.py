@@ -10,14 +10,13 @@ gateway that works.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 from rollyard._call import Call
 from rollyard._config import ClientConfig
-from rollyard._encode import Encoder
 from rollyard._exchange import Exchange, fail
 from rollyard._gateway import Gateway
+from rollyard._line import Line
 from rollyard._pacer import STRIDE, Pacer, Work
 from rollyard._patience import Patience
 from rollyard._refusal import Refusal
@@ -25,13 +24,10 @@ from rollyard._retry import TransportFault, final_error, is_retried
 from rollyard._watch import Watch
 from rollyard.errors import Overloaded, RollyardError, TransportError
 
-# A request is closed at this size even if it holds few runs: gateways bound their bodies.
-BATCH_MAX_BYTES = 4 * 1024 * 1024
 FILL_RUNS = 64
 # A backlog is cut into this many requests for each gateway: few enough to be cheap (an HTTP
 # request costs as much as 50 runs), and enough to let several processes of it share the work.
 SPREAD = 4
-PURGE_RUNS = 16_384
 _BLAMES_MEMBERS = frozenset({400, 409, 413, 422})
 
 
@@ -44,16 +40,12 @@ class Coalescer:
         self._pacer = pacer
         self._watch = Watch(self._wake)
         self._patience = Patience(config.max_retries)
-        self._encoder = Encoder()
         self._loop = asyncio.get_running_loop()
         self._fill = min(FILL_RUNS, config.batch_max_runs)
-        self._pending: deque[Call] = deque()
-        self._gathering: dict[str, Call] = {}  # the next batch
-        self._apart: deque[list[Call]] = deque()  # batches that must travel as they are
-        self._purge_at = PURGE_RUNS
+        self._line = Line()
         self._timer: asyncio.TimerHandle | None = None
         self._reopening: asyncio.TimerHandle | None = None
-        self._due = False  # the window of what is pending has closed
+        self._due = False  # the window of what waits has closed
         self._sending = False
         self.exchanges: set[Exchange] = set()
 
@@ -62,8 +54,7 @@ class Coalescer:
     @property
     def waiting(self) -> int:
         """Calls that are not on their way."""
-        apart = sum(len(batch) for batch in self._apart)
-        return len(self._pending) + len(self._gathering) + apart
+        return self._line.waiting
 
     @property
     def in_flight(self) -> int:
@@ -82,12 +73,8 @@ class Coalescer:
 
     def submit(self, call: Call) -> None:
         """Send ``call`` with the current window."""
-        self._pending.append(call)
-        if len(self._pending) >= self._purge_at:
-            # Callers that leave while nothing can be sent: their calls must not pile up.
-            self._pending = deque(call for call in self._pending if not call.future.done())
-            self._purge_at = max(PURGE_RUNS, 2 * len(self._pending))
-        if self._due or len(self._pending) >= self._fill:
+        self._line.add(call)
+        if self._due or len(self._line) >= self._fill:
             self._wake()
         elif self._timer is None:
             self._timer = self._loop.call_later(self._config.batch_max_delay_s, self._window_closed)
@@ -102,11 +89,11 @@ class Coalescer:
             self._sending = True
             self._pacer.start(self._send())
 
-    def waits_for(self, run_id: str) -> bool:
-        """True while somebody waits for that run, sent or not."""
-        return any(one.waits_for(run_id) for one in self.exchanges) or any(
-            call.run_id == run_id and not call.future.done() for call in self._pending
-        )
+    def wanted(self) -> set[str]:
+        """Ids that callers have chosen and wait for, whether sent or not."""
+        sent = (call for exchange in self.exchanges for call in exchange.calls)
+        chosen = {call.run_id for call in sent if not call.own_id and not call.future.done()}
+        return chosen.union(self._line.wanted())
 
     # -- sending ----------------------------------------------------------------------------
 
@@ -116,11 +103,11 @@ class Coalescer:
                 found = self._open_gateway()
                 if found is None:
                     return
-                yield from self._fill_one(*found)
+                yield from self._send_one(*found)
                 yield
         finally:
             self._sending = False
-        if not self._pending:
+        if not self._line:
             self._due = False
             if self._timer is not None:
                 self._timer.cancel()
@@ -129,14 +116,13 @@ class Coalescer:
             self._timer = self._loop.call_later(self._config.batch_max_delay_s, self._window_closed)
 
     def _is_due(self) -> bool:
-        return bool(self._apart) or (
-            bool(self._pending) and (self._due or len(self._pending) >= self._fill)
-        )
+        waiting = len(self._line)
+        return bool(self._line.apart or waiting >= self._fill or (waiting and self._due))
 
     def _open_gateway(self) -> tuple[Gateway, int] | None:
         """The least busy gateway that takes runs, and how many; one that failed only for want."""
         now = self._loop.time()
-        waiting = len(self._apart[0]) if self._apart else self._batch_runs()
+        waiting = self._line.apart or self._batch_runs()
         working = [gateway for gateway in self._gateways if gateway.ready]
         candidates = [
             (gateway.window.in_flight, place, gateway, room)
@@ -163,47 +149,17 @@ class Coalescer:
         self._wake()
 
     def _batch_runs(self) -> int:
-        backlog = len(self._pending) // (SPREAD * len(self._gateways))
-        return min(max(self._fill, min(backlog, self._config.batch_max_runs)), len(self._pending))
+        waiting = len(self._line)
+        share = waiting // (SPREAD * len(self._gateways))
+        return min(max(self._fill, min(share, self._config.batch_max_runs)), waiting)
 
-    def _fill_one(self, gateway: Gateway, runs: int) -> Work:
-        if self._apart:
-            batch = [call for call in self._apart.popleft() if not call.future.done()]
-        else:
-            batch = yield from self._take(runs)
+    def _send_one(self, gateway: Gateway, runs: int) -> Work:
+        batch = yield from self._line.take(runs)
         if batch:
             now = self._loop.time()
             gateway.sent(len(batch))
             exchange = Exchange(gateway, batch, host=self, pacer=self._pacer, now=now)
             self.exchanges.add(exchange)
-
-    def _take(self, runs: int) -> Generator[None, None, list[Call]]:
-        """The next batch: bounded in runs and bytes, every id once."""
-        batch = self._gathering
-        size = looked_at = 0
-        while self._pending and len(batch) < runs:
-            call = self._pending.popleft()
-            looked_at += 1
-            if not looked_at % STRIDE:
-                yield
-            if call.future.done() or not self._encoded(call):  # its caller left, or erred
-                continue
-            size += len(call.payload)
-            if batch and (size > BATCH_MAX_BYTES or call.run_id in batch):
-                self._pending.appendleft(call)
-                break
-            batch[call.run_id] = call
-        self._gathering = {}
-        return list(batch.values())
-
-    def _encoded(self, call: Call) -> bool:
-        if not call.payload:
-            try:
-                self._encoder.encode(call)
-            except Exception as error:  # the caller's fault, or a strange argument: it may see it
-                call.future.set_exception(error)
-                return False
-        return True
 
     # -- what exchanges tell ----------------------------------------------------------------
 
@@ -211,14 +167,14 @@ class Coalescer:
         """Hear that a batch was taken."""
         exchange.gateway.admitted(sent_at=exchange.sent_at)
         self._patience.got_through(self._loop.time())
-        if self._pending:
+        if self._line:
             self._wake()
 
     def answered(self, exchange: Exchange, runs: int) -> None:
         """Hear that results came."""
         exchange.outstanding -= runs
         exchange.gateway.window.answered(runs, self._loop.time())
-        if self._pending:
+        if self._line:
             self._wake()
 
     def ended(self, exchange: Exchange, why: Refusal | TransportFault | None) -> None:
@@ -257,9 +213,9 @@ class Coalescer:
                 fail([call], final_error(error, tries=call.tries))
             else:
                 again.append(call)
-        if not self.in_flight and self._pending:  # the try spoke for all who waited
-            self._pacer.start(self._tell_waiting(list(self._pending), error, sent_at, now))
-        self._pending.extendleft(reversed(again))
+        if not self.in_flight and self._line:  # the try spoke for all who waited
+            self._pacer.start(self._tell_waiting(self._line.all_waiting(), error, sent_at, now))
+        self._line.put_back(again)
         self._due = True
 
     def _tell_waiting(
@@ -285,10 +241,10 @@ class Coalescer:
         if guilty and len(guilty) == len(refusal.problems):
             for place in guilty:
                 fail([calls[place]], refusal.error(place))
-            self._apart.append([call for place, call in enumerate(calls) if place not in guilty])
+            self._line.set_apart([call for place, call in enumerate(calls) if place not in guilty])
         else:
             half = len(calls) // 2
-            self._apart += [calls[:half], calls[half:]]
+            self._line.set_apart(calls[:half], calls[half:])
 
     async def aclose(self) -> None:
         """End everything under way; who still waits gets TransportError."""
@@ -297,11 +253,7 @@ class Coalescer:
             if timer is not None:
                 timer.cancel()
         self._timer = self._reopening = None
-        for batch in (self._gathering.values(), self._pending, *self._apart):
-            fail(batch, TransportError("the client was closed"))
-        self._gathering = {}
-        self._pending.clear()
-        self._apart.clear()
+        self._line.close(TransportError("the client was closed"))
         tasks = [exchange.task for exchange in self.exchanges]
         for task in tasks:
             task.cancel()

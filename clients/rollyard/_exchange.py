@@ -64,11 +64,6 @@ class Exchange:
         # Also when it is cancelled before its first step: no caller may wait for ever.
         self.task.add_done_callback(self._ended)
 
-    def waits_for(self, run_id: str) -> bool:
-        """True while somebody waits for that run here."""
-        call = self._waiting.get(run_id)
-        return call is not None and not call.future.done()
-
     @property
     def live(self) -> bool:
         """True while somebody waits for any of the runs."""

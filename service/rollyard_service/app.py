@@ -50,8 +50,10 @@ def create_app(settings: GatewaySettings, queue: Queue) -> Gateway:
     """
     metrics = Metrics(
         in_flight=lambda: float(len(exchange)),
+        held_bytes=lambda: float(admission.held_bytes),
         max_queued=settings.max_queued,
         max_queued_bytes=settings.max_queued_bytes,
+        max_held_bytes=settings.max_held_bytes,
     )
     load = Load(queue)
     admission = Admission(

@@ -45,7 +45,13 @@ class Metrics:
     """Counters of one process, in a registry of their own. All methods belong to one thread."""
 
     def __init__(
-        self, *, in_flight: Callable[[], float], max_queued: int = 0, max_queued_bytes: int = 0
+        self,
+        *,
+        in_flight: Callable[[], float],
+        held_bytes: Callable[[], float] = lambda: 0.0,
+        max_queued: int = 0,
+        max_queued_bytes: int = 0,
+        max_held_bytes: int = 0,
     ) -> None:
         disable_created_metrics()  # a second series for each, which nobody asks for
         self._registry = CollectorRegistry()
@@ -75,6 +81,9 @@ class Metrics:
         self._gauge("runs_in_flight", "Runs that callers of this process wait for.").set_function(
             in_flight
         )
+        self._gauge("held_bytes", "Bytes of requests in flight here.").set_function(held_bytes)
+        bound = self._gauge("max_held_bytes", "Bound on them; beyond it requests are refused.")
+        bound.set(max_held_bytes)
         self._gauge("info", "Always 1; the version is the label.", "version").labels(
             __version__
         ).set(1)

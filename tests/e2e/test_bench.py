@@ -1,13 +1,16 @@
 """``rollyard bench`` as users run it, against real services, in small."""
 
+import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from process_tree import below, until
 
 from rollyard_loadtest.figures import BenchFigures
 from rollyard_loadtest.histogram import Latencies
@@ -146,6 +149,33 @@ def test_other_dialects_are_measured_with_the_same_programs(
     assert all(stage.load["arrivals"] == "poisson" for stage in judged[2:])
     assert "Side by side" in _page(prefix)
     assert "runs/s against code-judge" in _page(tmp_path / "judge")
+
+
+def test_an_interrupted_load_test_leaves_nothing(nothing_left: None, tmp_path: Path) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-m", "rollyard.cli", "bench", "small", "--null",
+         "--duration-s", "600", "--output", str(tmp_path / "interrupted")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    client = f"{sys.executable} -P -m rollyard_loadtest.client"
+
+    def loading() -> bool:
+        commands = (Path(f"/proc/{one.pid}/cmdline") for one in below(running.pid))
+        return any(_command(path) == client for path in commands)
+
+    try:
+        assert until(loading, timeout_s=60)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
+    finally:
+        running.kill()
+        running.wait()
+
+
+def _command(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode()
+    return ""
 
 
 def test_what_is_missing_is_said(service: "Service", tmp_path: Path) -> None:

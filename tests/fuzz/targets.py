@@ -16,7 +16,6 @@ import contextlib
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -110,49 +109,34 @@ def request(data: bytes) -> None:
         assert (root / "outside").read_text() == "secret"
 
 
-class _Peer:
-    """A slot whose PID 1 is played by the fuzzer; one process for its number is enough."""
-
-    def __init__(self) -> None:
-        self.runner = asyncio.Runner()
-        self.process = subprocess.Popen(["sleep", "100000"])
-
-    def slot(self, ours: socket.socket) -> Slot:
-        return Slot(
-            ours, template="bare", number=1, disk_bytes=8 << 20, pid=self.process.pid,
-            pidfd=os.pidfd_open(self.process.pid), leaf=None, owner=os.getuid(),
-        )  # fmt: skip
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.runner.close()
-
-
-_peers: list[_Peer] = []
+_runners: list[asyncio.Runner] = []
 
 
 def close() -> None:
     """End what the targets started."""
-    while _peers:
-        _peers.pop().close()
+    while _runners:
+        _runners.pop().close()
 
 
 def report(data: bytes) -> None:
     """Whatever PID 1 says becomes a valid result, or a lost slot; never a fault of the worker."""
-    if not _peers:
-        _peers.append(_Peer())
+    if not _runners:
+        _runners.append(asyncio.Runner())
     written, collected, *answers = [*parts(data), b""]
-    _peers[0].runner.run(_hear(_peers[0], written[:60000], collected, answers))
+    _runners[0].run(_hear(written[:60000], collected, answers))
 
 
-async def _hear(peer: _Peer, written: bytes, collected: bytes, answers: list[bytes]) -> None:
+async def _hear(written: bytes, collected: bytes, answers: list[bytes]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for one in (ours, theirs):
         one.setblocking(False)
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-    slot = peer.slot(ours)
+    # Its number is ours, since no run of this slot is looked at or killed.
+    slot = Slot(
+        ours, template="bare", number=1, disk_bytes=8 << 20, pid=os.getpid(),
+        pidfd=os.pidfd_open(os.getpid()), leaf=None, owner=os.getuid(),
+    )  # fmt: skip
     try:
         running = asyncio.ensure_future(execution.Execution(slot, _SPEC).run())
         await asyncio.sleep(0)

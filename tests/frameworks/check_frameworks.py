@@ -81,6 +81,35 @@ def test_verl_function_tool(url: str) -> None:
     assert asyncio.run(scenario()) == "3"
 
 
+def test_verl_reward(http_url: str) -> None:
+    """verl's own client and judgement of /run_code: pass, wrong, error, time-out, compiler."""
+    load_past_init("verl", "verl.utils", "verl.utils.reward_score")
+    from verl.utils.reward_score.sandbox_fusion import compute_score
+    from verl.utils.reward_score.sandbox_fusion.utils import check_correctness
+
+    url = f"{http_url}/run_code"
+    cases = {
+        "inputs": [f"{i}\n" for i in range(200)],
+        "outputs": [f"{i * i}\n" for i in range(200)],
+    }
+    code = "```python\nn = int(input())\nprint(n * n if n % 4 else -1)\n```"
+    score, about = compute_score(url, None, 512, code, cases, continuous=False)
+    assert (score, len(about)) == (0.75, 200)
+    for solution, language, verdict in (
+        ("print(input())", "python", True),
+        ("print('other')", "python", False),
+        ("1 / 0", "python", -2),
+        ("while True: pass", "python", -3),
+        ("int main() {", "cpp", -4),
+    ):
+        one = {"inputs": ["x"], "outputs": ["x"]}
+        results, _ = check_correctness(url, one, solution, timeout=1, language=language)
+        assert results == [verdict], solution
+    function = {"inputs": ["2\n3"], "outputs": ["5"], "fn_name": "add"}
+    results, _ = check_correctness(url, function, "def add(a, b):\n    return a + b")
+    assert results == [True]
+
+
 def test_skyrl_tool_group(url: str) -> None:
     load_past_init("skyrl_gym", "skyrl_gym.tools")
     from rollyard.integrations.skyrl import PythonToolGroup

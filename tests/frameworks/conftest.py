@@ -4,6 +4,8 @@ Not part of ``scripts/test``: the frameworks are large. Some need a GPU stack to
 whole; of those the module with the class is loaded alone, past its package's ``__init__``.
 """
 
+import json
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -21,6 +23,22 @@ def url() -> Iterator[str]:
     with service, pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLLYARD_URL", service.address)
         yield service.address
+
+
+@pytest.fixture(scope="session")
+def http_url(url: str) -> Iterator[str]:
+    """One more gateway of the service, on TCP: for clients that know no Unix sockets."""
+    queue = Path(url.removeprefix("unix://")).with_name("valkey.sock")
+    command = [sys.executable, "-P", "-m", "rollyard_service", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--redis-url", f"unix://{queue}"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            yield json.loads(process.stderr.readline())["address"]
+        finally:
+            process.terminate()
+            process.communicate()
 
 
 def load_past_init(*packages: str) -> None:

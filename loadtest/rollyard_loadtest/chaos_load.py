@@ -118,6 +118,7 @@ class Load:
         self.ledger = Ledger()
         self._addresses = addresses
         self._callers = callers
+        self._seed = seed
         self._now_s = now_s
         self._forgotten = forgotten
         self._chance = random.Random(f"callers-{seed}")  # noqa: S311 - not for secrets
@@ -176,7 +177,7 @@ class Load:
     def _enter(self, job: Job, way: str, earlier: Entry | None = None) -> Entry:
         now_s = self._now_s()
         entry = Entry(
-            run_id=earlier.run_id if earlier else f"chaos-{next(self._numbers)}",
+            run_id=earlier.run_id if earlier else f"chaos-{self._seed}-{next(self._numbers)}",
             kind=job.kind, way=way, asked_s=now_s,
             first_asked_s=earlier.first_asked_s if earlier else now_s,
         )  # fmt: skip

@@ -20,6 +20,7 @@ from rollyard_loadtest.view import duration
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#65a30d", "#db2777",
            "#475569", "#b45309")  # fmt: skip
+LEAST_S = 0.1
 MANY = 4
 """Curves beyond this need their legend beside the chart."""
 GOOD, BAD, GREY = "#059669", "#dc2626", "#9aa5b1"
@@ -116,8 +117,7 @@ def over_time(stage: StageFigures) -> str:
         rates, tails, flight = figure.subplots(3, 1, sharex=True, height_ratios=[1.2, 1.2, 0.8])
         rates.stackplot(
             at,
-            [s.good for s in seconds], [s.refused for s in seconds],
-            [s.unjudged for s in seconds], [s.wrong + s.lost for s in seconds],
+            *_rates(seconds),
             labels=["right answers", "refused", "unjudged", "wrong or lost"],
             colors=[GOOD, GREY, COLOURS[1], BAD], alpha=0.85,
         )  # fmt: skip
@@ -146,6 +146,15 @@ def over_time(stage: StageFigures) -> str:
     return _svg((7.2, 5.6), draw)
 
 
+def _rates(seconds: Sequence[Second]) -> list[list[float]]:
+    return [
+        [s.good / s.during_s for s in seconds],
+        [s.refused / s.during_s for s in seconds],
+        [s.unjudged / s.during_s for s in seconds],
+        [(s.wrong + s.lost) / s.during_s for s in seconds],
+    ]
+
+
 def _totals(seconds: Sequence[Second]) -> list[int]:
     return [
         sum(s.good for s in seconds),
@@ -156,8 +165,8 @@ def _totals(seconds: Sequence[Second]) -> list[int]:
 
 
 def _whole(second: Second, seconds: Sequence[Second]) -> bool:
-    """The last tick may end a fraction of a second: its counts are no rate."""
-    return second is not seconds[-1] or len(seconds) < 3
+    """The last one may be a fraction: its counts are no rate."""
+    return second is not seconds[-1] or len(seconds) < 3 or second.during_s > LEAST_S
 
 
 def _or_nan(value: float | None) -> float:

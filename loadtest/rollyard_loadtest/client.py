@@ -19,7 +19,7 @@ import uvloop
 from pydantic import TypeAdapter
 
 from rollyard_loadtest.drive import Driver, window
-from rollyard_loadtest.load import AnyLoad, Closed, Load
+from rollyard_loadtest.load import AnyLoad, Burst, Closed, Load
 from rollyard_loadtest.scenario import load as load_scenario
 from rollyard_loadtest.tally import Tally, Tick
 from rollyard_loadtest.target import Address, Target
@@ -30,6 +30,9 @@ from rollyard_loadtest.workload import Work
 POOL = 4096
 """Different programs that one client cycles through: drawn and encoded once."""
 TICK_S = 1.0
+BURST_TICK_S = 0.2
+"""As long as a burst is younger than BURST_S, which may be all of it."""
+BURST_S = 20.0
 API_KEY_ENV = "ROLLYARD_API_KEY"
 
 _LOAD: TypeAdapter[AnyLoad] = TypeAdapter(AnyLoad)
@@ -101,26 +104,37 @@ async def perform(order: Order) -> None:
         gc.collect()
         gc.freeze()
         cpu_s = time.process_time()
-        ticking = asyncio.create_task(_tick(driver, tally, began))
+        ticker = _Ticker(driver, tally, began, is_burst=isinstance(load, Burst))
+        ticking = asyncio.create_task(ticker.run())
         await driver.run(began)
         ticking.cancel()
-        _say_tick(driver, tally, time.monotonic() - began)
+        ticker.say()
         _say("done", cpu_s=time.process_time() - cpu_s, **tally.report())
     finally:
         await target.close()
 
 
-async def _tick(driver: Driver, tally: Tally, began: float) -> None:
-    at = began
-    while True:
-        at += TICK_S
-        await asyncio.sleep(max(0.0, at - time.monotonic()))
-        _say_tick(driver, tally, at - began)
+class _Ticker:
+    """Reports what came in, at times that are the same in all clients."""
 
+    def __init__(self, driver: Driver, tally: Tally, began: float, *, is_burst: bool) -> None:
+        self._driver, self._tally, self._began = driver, tally, began
+        self._is_burst = is_burst
+        self._said_s = 0.0
 
-def _say_tick(driver: Driver, tally: Tally, at_s: float) -> None:
-    tick, tally.tick = tally.tick, Tick()
-    _say("tick", at_s=at_s, in_flight=driver.in_flight, **tick.report())
+    async def run(self) -> None:
+        at_s = 0.0
+        while True:
+            at_s += BURST_TICK_S if self._is_burst and at_s < BURST_S else TICK_S
+            await asyncio.sleep(max(0.0, self._began + at_s - time.monotonic()))
+            self.say()
+
+    def say(self) -> None:
+        tick, self._tally.tick = self._tally.tick, Tick()
+        at_s = time.monotonic() - self._began
+        _say("tick", at_s=at_s, during_s=at_s - self._said_s, in_flight=self._driver.in_flight,
+             **tick.report())  # fmt: skip
+        self._said_s = at_s
 
 
 def _say(event: str, **fields: object) -> None:

@@ -25,10 +25,12 @@ class Machine(_Figures):
 
 
 class Second(_Figures):
-    """What came in during one second."""
+    """What came in during one second, or one part of one."""
 
     at_s: float
     """Its end, since the load began."""
+    during_s: float = 1.0
+    """Its length."""
     in_flight: int
     good: int
     wrong: int

@@ -43,7 +43,7 @@ class ClientDied(Exception):
 @dataclass
 class _Client:
     process: asyncio.subprocess.Process
-    ticks: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    ticks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     tally: dict[str, Any] = field(default_factory=dict[str, Any])
 
     async def line(self) -> dict[str, Any]:
@@ -144,25 +144,23 @@ class StageRun:
             if event.pop("event") == "done":
                 client.tally = event
             else:
-                second = max(1, round(event["at_s"]))
-                while second in client.ticks:  # the last tick ends a part of a second
-                    second += 1
-                client.ticks[second] = event
+                client.ticks.append(event)
                 self._tell()
 
     def _tell(self) -> None:
         """Tell the watcher of the seconds that all clients have reported."""
-        while all(self._watched + 1 in client.ticks for client in self._clients):
-            self._watched += 1
+        while all(len(client.ticks) > self._watched for client in self._clients):
             self._watch(self._second(self._watched))
+            self._watched += 1
 
     def _second(self, number: int) -> Second:
-        ticks = [client.ticks[number] for client in self._clients if number in client.ticks]
+        ticks = [client.ticks[number] for client in self._clients if number < len(client.ticks)]
         latencies = merged(tick["latencies"] for tick in ticks)
         quantiles = latencies.quantiles((0.5, 0.99))
         counts = ("in_flight", "good", "wrong", "unjudged", "refused", "lost")
         return Second(
             at_s=max(tick["at_s"] for tick in ticks),
+            during_s=max(tick["during_s"] for tick in ticks),
             p50_s=quantiles["0.5"],
             p99_s=quantiles["0.99"],
             **{name: sum(tick[name] for tick in ticks) for name in counts},
@@ -198,7 +196,7 @@ class StageRun:
         latencies = merged(tally["latencies"] for tally in tallies)
         refusals = merged(tally["refusal_latencies"] for tally in tallies)
         behind = merged(tally["behind"] for tally in tallies)
-        numbers = sorted({number for client in self._clients for number in client.ticks})
+        numbers = range(max(len(client.ticks) for client in self._clients))
         figures = StageFigures(
             name=self._stage.name,
             target=self._addresses[0].kind,

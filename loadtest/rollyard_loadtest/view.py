@@ -69,9 +69,9 @@ class View:
             return Panel(Text("client processes start, connections and slots are made …"),
                          title=f"{self._title} · {self._place}", border_style="cyan")  # fmt: skip
         last = self._seconds[-1]
-        rates = [second.good for second in self._seconds]
+        rates = [second.good / second.during_s for second in self._seconds]
         tails = [(second.p99_s or 0.0) for second in self._seconds]
-        grid.add_row("good answers/s", f"[bold]{last.good:,}", _spark(rates))
+        grid.add_row("good answers/s", f"[bold]{rates[-1]:,.0f}", _spark(rates))
         grid.add_row("in flight", f"[bold]{last.in_flight:,}",
                      _spark([second.in_flight for second in self._seconds]))  # fmt: skip
         grid.add_row("p50 / p99", f"[bold]{duration(last.p50_s)} / {duration(last.p99_s)}",

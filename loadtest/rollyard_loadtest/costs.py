@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import rollyard
+from rollyard.types import Limits
 from rollyard_loadtest.costs_calls import Called, Calls
 from rollyard_loadtest.figures import Machine
 from rollyard_loadtest.machine import describe
@@ -27,6 +28,7 @@ from rollyard_loadtest.workload import AnyKind, Work, works
 SCHEMA = 1
 BATCH = 64
 """Runs in a request of the SDK."""
+LIMITS_DRAWN = 200
 _LONG_S = 0.25  # programs that take longer are measured a few times only
 _SLEEPERS = 24
 
@@ -275,10 +277,18 @@ async def _kind(
     called = await calls.closed(cores, for_s=effort.kind_s, at_most=at_most)
     own = [one.result.cpu_ms for one in called]
     beside_ms = max(0.0, meter.per_run_ms(len(called))["slots"] - mean(own))
+    stopped = first.result.outcome == "timeout"
+    if stopped:
+        # What they compute is their limit, and less only where they had to wait for a core.
+        limits = [
+            work.limits.get("timeout_s", Limits().timeout_s)
+            for work in islice(programs, LIMITS_DRAWN)
+        ]
+        own = [round(limit_s * 1e3, 3) for limit_s in limits]
     return KindCost(
         name=name,
         share=share,
-        stopped=first.result.outcome == "timeout",
+        stopped=stopped,
         cpu_ms=[round(value + beside_ms, 3) for value in own],
         own_ms=own,
         sleep_ms=_sleep_ms(called),

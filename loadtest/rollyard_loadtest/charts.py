@@ -128,9 +128,9 @@ def over_time(stage: StageFigures) -> str:
             kept = [h for h, name in zip(handles, labels, strict=True) if name in there]
             rates.legend(kept, there, loc="upper right", ncols=len(there))
         _thousands(rates.yaxis)
-        tails.plot(at, [_or_nan(s.p50_s) for s in seconds], color=COLOURS[0], label="p50")
-        tails.plot(at, [_or_nan(s.p99_s) for s in seconds], color=COLOURS[1], label="p99")
-        tails.set_title("Latency of what came in that second")
+        tails.plot(at, [_or_nan(s.p50_s) for s in seconds], ".-", color=COLOURS[0], label="p50")
+        tails.plot(at, [_or_nan(s.p99_s) for s in seconds], ".-", color=COLOURS[1], label="p99")
+        tails.set_title("Latency of what came in at that time")
         tails.legend(loc="upper right", ncols=2)
         tails.set_ylim(bottom=0)
         _seconds_axis(tails.yaxis)

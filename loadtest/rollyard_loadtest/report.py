@@ -3,6 +3,7 @@
 import html
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -32,7 +33,7 @@ def page(figures: BenchFigures) -> str:
     return _PAGE.substitute(
         title=_text(scenario["title"]),
         name=_text(scenario["name"]),
-        description=_text(scenario["description"].strip()),
+        description=re.sub("`(.+?)`", r"<code>\1</code>", _text(scenario["description"].strip())),
         verdict=_verdict(figures),
         cards=_cards(figures),
         body="\n".join(_sections(figures)),

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import math
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -185,6 +186,15 @@ def test_an_empty_file_of_programs_is_refused(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(ScenarioError, match="no program in it"):
         load(str(path))
+
+
+def test_the_documented_scenario_is_sound(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs/bench.md"
+    [text] = re.findall(r"```toml\n(.*?)```", guide.read_text(), re.DOTALL)
+    (tmp_path / "programs.jsonl").write_text('{"code": "1"}\n')
+    scenario = parse(text, at=tmp_path / "mine.toml")
+    assert set(scenario.shares()) == {"loop", "figure", "jsonl"}
+    assert len(scenario.stages()) == 3
 
 
 def test_the_packages_files_are_where_the_loader_looks() -> None:

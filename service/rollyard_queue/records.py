@@ -6,7 +6,10 @@ import msgspec
 
 
 class QueuedRun(msgspec.Struct, frozen=True):
-    """A run on its way in; ``payload`` is the JSON of a ``rollyard.types.RunRequest`` with id."""
+    """A run on its way in; ``payload`` is the JSON of a ``rollyard.types.RunRequest`` with id.
+
+    ``run_id`` has no white space (``rollyard.types.RUN_ID_PATTERN``).
+    """
 
     run_id: str
     payload: bytes

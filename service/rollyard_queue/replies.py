@@ -17,7 +17,7 @@ from rollyard_queue.records import Reply
 MAX_BLOCK_S = 60.0  # longer waits are cut, so that a dead connection is noticed
 MAX_ENTRIES = 32  # in one answer: a few thousand small results
 
-type Entry = tuple[bytes, list[bytes]]
+type Entry = tuple[bytes, tuple[bytes, bytes]]
 
 
 class ReplyStream:
@@ -62,11 +62,14 @@ class ReplyStream:
         commands.append(("XREAD", "COUNT", count, *block, "STREAMS", self._key, "0"))
         answers = await self._node.block(commands, wait_s=max(0.0, wait_s))
         self._handed_out.clear()
-        for entry_id, fields in _entries(answers[-1]):
-            last = len(fields) - 2
-            for i in range(0, len(fields), 2):
-                reply = Reply(fields[i].decode(), fields[i + 1])
-                self._read.append((reply, entry_id if i == last else None))
+        for entry_id, (index, results) in _entries(answers[-1]):
+            ids = index.decode().split(" ")
+            start = 0
+            for i in range(0, len(ids), 2):
+                end = start + int(ids[i + 1])
+                reply = Reply(ids[i], results[start:end])
+                self._read.append((reply, entry_id if i == len(ids) - 2 else None))
+                start = end
 
     def _take(self, max_replies: int) -> list[Reply]:
         taken: list[Reply] = []

@@ -259,6 +259,85 @@ async def test_jobs_take_turns(queue: RedisQueue):
     assert len(together) == 10
 
 
+async def test_within_a_job_priority_goes_first_and_then_the_deadline(queue: RedisQueue):
+    await queue.submit([run("plain"), run("low", priority=-1)], reply_to="gw")
+    await queue.submit(
+        [
+            run("later", expires_in_ms=60_000),
+            run("soon", expires_in_ms=30_000),
+            run("high", priority=100),
+            run("high and soon", priority=100, expires_in_ms=80_000_000),
+        ],
+        reply_to="gw",
+    )
+    ids = [delivery.run_id for delivery in await claim(queue)]
+    assert ids == ["high and soon", "high", "soon", "later", "plain", "low"]
+
+
+async def test_a_priority_does_not_pass_other_jobs(queue: RedisQueue):
+    await queue.submit([run(f"a{n}", job="a", priority=9) for n in range(4)], reply_to="gw")
+    await queue.submit([run(f"b{n}", job="b", priority=-9) for n in range(4)], reply_to="gw")
+    assert [(await claim_one(queue)).run_id for _ in range(4)] == ["a0", "b0", "a1", "b1"]
+
+
+async def test_a_job_at_its_cap_of_running_runs_is_passed_over(make_queue: MakeQueue):
+    queue = make_queue(max_running_per_job=2)
+    await queue.submit([run(f"a{n}", job="a") for n in range(5)], reply_to="gw")
+    await queue.submit([run(f"b{n}", job="b") for n in range(2)], reply_to="gw")
+    claimed = await claim(queue)
+    assert sorted(one.run_id for one in claimed) == ["a0", "a1", "b0", "b1"]
+    assert await claim(queue, "other") == []
+    while (await queue.wait("other", for_work=True, wait_s=0)).work:
+        assert await claim(queue, "other") == []  # tokens of the submission
+    # The end of one makes room for one, and says so.
+    await queue.finish("w", [done(one) for one in claimed if one.run_id == "a0"])
+    assert await queue.wait("other", for_work=True, wait_s=5) == Notice(work=True)
+    assert [one.run_id for one in await claim(queue, "other")] == ["a2"]
+    await queue.cancel(["a1"])
+    assert [one.run_id for one in await claim(queue, "other")] == ["a3"]
+    await lapse(queue, "other", "a2")
+    assert await queue.reap() == 1
+    assert [one.run_id for one in await claim(queue)] == ["a2"]
+
+
+async def test_one_jobs_bounds_leave_room_for_others(make_queue: MakeQueue):
+    queue = make_queue(max_queued_per_job=3, max_queued_bytes_per_job=100)
+    await queue.submit([run(f"a{n}", job="a") for n in range(3)], reply_to="gw")
+    with pytest.raises(QueueFull, match="job 'a' holds 3 runs") as full:
+        await queue.submit([run("b0", job="b"), run("a3", job="a")], reply_to="gw")
+    assert full.value.job == "a"
+    assert 0.1 <= full.value.retry_after_s <= 30
+    assert (await queue.stats()).queued == 3
+    with pytest.raises(QueueFull, match="bytes of at most 100") as full:
+        await queue.submit([run("b0", b"x" * 101, job="b")], reply_to="gw")
+    assert full.value.job == "b"
+    await queue.submit([run("b0", b"x" * 100, job="b"), run("a0", job="a")], reply_to="gw")
+    await claim(queue)
+    await queue.submit([run(f"a{n}", job="a") for n in range(3, 6)], reply_to="gw")
+
+
+async def test_a_run_that_kills_workers_takes_no_other_to_its_end(
+    make_queue: MakeQueue, keys: Keys
+):
+    """Twenty runs in flight on one worker, one of which kills it whenever it is there."""
+    queue = make_queue(max_attempts=3)
+    await queue.submit([run("poison"), *runs(20)], reply_to="gw")
+    deaths = 0
+    while (await queue.stats()).queued:
+        held = await claim(queue, f"w{deaths}", 16)
+        if "poison" in [one.run_id for one in held]:
+            for one in held:
+                await lapse(queue, f"w{deaths}", one.run_id)
+            deaths += 1
+            await queue.reap()
+        else:
+            assert all(await queue.finish(f"w{deaths}", [done(one) for one in held]))
+    assert deaths == 3
+    outcomes = {reply.run_id: outcome(reply.result) for reply in await read(queue)}
+    assert outcomes == {one.run_id: "ok" for one in runs(20)} | {"poison": "infra_error"}
+    assert await keys.lasting() == set()
+
+
 # Leases
 
 

@@ -50,9 +50,11 @@ class Keys:
         """The results that a gateway has not acknowledged, oldest first; read without taking."""
         answer = await self._server.command("XRANGE", f"{self._tag}replies:{gateway}", "-", "+")
         sent: list[tuple[str, bytes]] = []
-        for _, fields in cast("list[tuple[bytes, list[bytes]]]", answer):
-            ids = [one.decode() for one in fields[::2]]
-            sent += zip(ids, fields[1::2], strict=True)
+        for _, (index, results) in cast("list[tuple[bytes, tuple[bytes, bytes]]]", answer):
+            ids = index.decode().split(" ")
+            for run_id, size in zip(ids[::2], map(int, ids[1::2]), strict=True):
+                sent.append((run_id, results[:size]))
+                results = results[size:]
         return sent
 
     async def _has(self, key: str, run_id: str) -> bool:

@@ -60,7 +60,7 @@ local function stop(id, record, state)
     abandon(id, attempt)
   else
     local message = state == 'queued' and 'cancelled before it ran' or 'cancelled while it ran'
-    settle(id, record, result_of(id, 'cancelled', message, since_of(record), attempt, owner))
+    settle(id, who(record), result_of(id, 'cancelled', message, since_of(record), attempt, owner))
   end
 end
 

@@ -35,9 +35,10 @@
 --   done:<period>       hash  id to result, for late duplicates. TTL; found for the result's TTL to
 --                             one and a half times that.
 --   gone:<period>       hash  id to attempts of an abandoned life whose worker may still report.
---   replies:<gateway>   stream  entries of id, result, id, result, ...: not yet acknowledged by the
---                             gateway. Deleted entry by entry by the reader; TTL REPLIES_TTL_MS
---                             from the last push, so the stream of a dead gateway goes by itself.
+--   replies:<gateway>   stream  what was sent together is an entry of two fields: "<id> <bytes> <id>
+--                             <bytes> ..." and the results, one after the other. Deleted entry by
+--                             entry by the reader; TTL REPLIES_TTL_MS from the last push, so the
+--                             stream of a dead gateway goes by itself.
 --   inbox:<worker>      list  ids of running runs taken away from the worker. TTL INBOX_TTL_MS.
 --
 -- A record is <since><suffix><order><flag><job>\n<gateway>\n<gateway>...: since is the µs of
@@ -168,18 +169,21 @@ end
 
 -- Ends a run: stores the result for late duplicates and sends it to every gateway that waits.
 -- The caller has taken the run out of queue or leases, and calls flush() once at its end.
-local function settle(id, record, result)
-  local n = #ids + 1
-  ids[n] = id
-  results[2 * n - 1], results[2 * n] = id, result
-  for _, gateway in ipairs(who(record).gateways) do
-    local box = mail[gateway]
+local ended = 0
+local function settle(id, whose, result)
+  ended = ended + 1
+  ids[ended] = id
+  results[2 * ended - 1], results[2 * ended] = id, result
+  local gateways = whose.gateways
+  for i = 1, #gateways do
+    local box = mail[gateways[i]]
     if not box then
-      box = { n = 0 }
-      mail[gateway] = box
+      box = { n = 0, index = {}, results = {} }
+      mail[gateways[i]] = box
     end
-    box[box.n + 1], box[box.n + 2] = id, result
-    box.n = box.n + 2
+    local n = box.n + 1
+    box.n, box.results[n] = n, result
+    box.index[2 * n - 1], box.index[2 * n] = id, #result
   end
 end
 
@@ -205,17 +209,15 @@ local function flush_ended()
   end
   for gateway, box in pairs(mail) do
     local key = TAG .. 'replies:' .. gateway
-    for i = 1, box.n, UNPACK do
-      redis.call('XADD', key, '*', unpack(box, i, math.min(i + UNPACK - 1, box.n)))
-    end
+    redis.call('XADD', key, '*', table.concat(box.index, ' '), table.concat(box.results))
     redis.call('PEXPIRE', key, REPLIES_TTL_MS)
   end
-  redis.call('HINCRBY', TOTALS, 'finished', #ids)
+  redis.call('HINCRBY', TOTALS, 'finished', ended)
   redis.call('PEXPIRE', TOTALS, TOTALS_TTL_MS)
 end
 
 local function flush()
-  if #ids > 0 then
+  if ended > 0 then
     flush_ended()
   end
   if #forgotten > 0 then
@@ -262,5 +264,5 @@ end
 
 local function expire(id, record)
   local message = 'the deadline passed before a worker started it'
-  settle(id, record, result_of(id, 'expired', message, since_of(record), attempts_of(id), ''))
+  settle(id, who(record), result_of(id, 'expired', message, since_of(record), attempts_of(id), ''))
 end

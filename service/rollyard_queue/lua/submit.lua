@@ -18,8 +18,8 @@ for i = 10, first - 1, 3 do
   local job, named = ARGV[i], ARGV[i + 1] ~= ''
   local due = now_ms + (named and tonumber(ARGV[i + 1]) or NO_DEADLINE_MS)
   local order = due - tonumber(ARGV[i + 2]) * PRIORITY_STEP
-  jobs[job] = jobs[job] or { runs = 0, bytes = 0, places = {} }
-  classes[#classes + 1] = {
+  jobs[job] = jobs[job] or { runs = 0, bytes = 0, n = 0, places = {} }
+  classes[digits((i - 7) / 3)] = { -- by the text of its number
     job = jobs[job], due = named and digits(due), order = digits(order),
     record = string.format('%+017.0f', order) .. (named and 'd' or '-') .. job .. '\n' .. gateway,
   }
@@ -52,14 +52,14 @@ for i = 1, n do
     absent[#absent + 1] = run_ids[i]
   end
 end
-local ended = #absent > 0 and recent('done:', PERIOD, 3, absent) or {}
+local found = #absent > 0 and recent('done:', PERIOD, 3, absent) or {}
 
 local new, new_runs, new_bytes = {}, 0, 0
 for i = 1, n do
   local id = run_ids[i]
-  if not live[i] and not ended[id] and not new[id] then
+  if not live[i] and not found[id] and not new[id] then
     local at = first + 3 * (i - 1)
-    local job = classes[tonumber(ARGV[at + 2])].job
+    local job = classes[ARGV[at + 2]].job
     new[id] = i
     new_runs, new_bytes = new_runs + 1, new_bytes + #ARGV[at + 1]
     job.runs, job.bytes = job.runs + 1, job.bytes + #ARGV[at + 1]
@@ -110,17 +110,19 @@ if new_runs > 0 then
 end
 
 local records, payloads, deadlines, states, answer = {}, {}, {}, {}, { '' }
-local now = digits(NOW)
+local now, queued = digits(NOW), 0
 
 local function queue(i, id)
   local at = first + 3 * (i - 1)
-  local class = classes[tonumber(ARGV[at + 2])]
+  local class = classes[ARGV[at + 2]]
   -- Within a batch the order is the caller's.
-  local since = now .. string.char(40 + math.floor(i / 32), 40 + i % 32)
-  records[#records + 1], records[#records + 2] = id, since .. class.record
-  payloads[#payloads + 1], payloads[#payloads + 2] = id, ARGV[at + 1]
-  local places = class.job.places
-  places[#places + 1], places[#places + 2] = class.order, since .. id
+  local suffix, job, k = string.char(40 + math.floor(i / 32), 40 + i % 32), class.job, queued
+  records[k + 1], records[k + 2] = id, now .. suffix .. class.record
+  payloads[k + 1], payloads[k + 2] = id, ARGV[at + 1]
+  queued = k + 2
+  local places, m = job.places, job.n
+  places[m + 1], places[m + 2] = class.order, now .. suffix .. id
+  job.n = m + 2
   if class.due then
     deadlines[#deadlines + 1], deadlines[#deadlines + 2] = class.due, id
   end
@@ -128,8 +130,8 @@ end
 
 for i = 1, n do
   local id = run_ids[i]
-  if ended[id] then
-    states[i], answer[#answer + 1] = 'd', ended[id]
+  if found[id] then
+    states[i], answer[#answer + 1] = 'd', found[id]
   elseif new[id] == i then
     states[i] = 'a'
     queue(i, id)

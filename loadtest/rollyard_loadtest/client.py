@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import uvloop
@@ -81,6 +81,8 @@ def pool(order: Order) -> list[Work]:
     scenario = load_scenario(order.scenario)
     works = scenario.works(f"{order.seed}-{order.client}", first=order.client * POOL)
     found = [next(works) for _ in range(POOL)]
+    if order.address.null:  # such a worker answers ok to everything, and prints nothing
+        return [replace(work, outcome="ok", stdout=None) for work in found]
     if order.address.kind in ("sandboxfusion", "codejudge"):
         found = [in_classes(work) for work in found]
     return found
@@ -89,7 +91,7 @@ def pool(order: Order) -> list[Work]:
 async def perform(order: Order) -> None:
     """Carry out an order."""
     load = _LOAD.validate_python(order.load)
-    tally = Tally(window(load), check_stdout=not order.address.null)
+    tally = Tally(window(load))
     target = make_target(order.address, load)
     works = pool(order)
     driver = Driver(target, load, works, tally, seed=order.seed, client=order.client,

@@ -41,8 +41,6 @@ class Tally:
 
     window: tuple[float, float]
     """From when until when the measurement goes; before is warm-up."""
-    check_stdout: bool = True
-    """False against null workers, which print nothing."""
     outcomes: Counter[str] = field(default_factory=Counter[str])
     """Of runs that were due in the window."""
     due: int = 0
@@ -132,7 +130,7 @@ class Tally:
     def _problem(self, work: Work, answer: Answer) -> str:
         if answer.outcome != work.outcome:
             return f"{answer.outcome} instead of {work.outcome} {answer.message}".rstrip()
-        if self.check_stdout and work.stdout is not None and answer.stdout != work.stdout:
+        if work.stdout is not None and answer.stdout != work.stdout:
             return f"stdout is {answer.stdout[:80]!r} instead of {work.stdout[:80]!r}"
         return ""
 

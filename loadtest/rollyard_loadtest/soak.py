@@ -2,18 +2,22 @@
 
     python -m rollyard_loadtest.soak [--runs N] [--output PREFIX]
 
-The load pauses for each sample, so that what is counted is what stays, not what runs. Exit code
-1: something grew beyond its noise, or a run had a wrong result.
+The load pauses for each sample, so that what is counted is what stays, not what runs. Ctrl-C (or
+SIGTERM) ends it after the round that runs, with everything that there is by then; a second one at
+once. Figures and plot are also written every few minutes. Exit code 1: something grew beyond its
+noise, or a run had a wrong result; 130: ended before there was enough to tell.
 """
 
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ _QUIET_PATIENCE_S = 10.0
 _LOOK_S = 0.02
 _CANCEL_EVERY_S = 0.1
 _MAX_WRONG = 20
+_WRITE_EVERY_S = 120.0
 
 
 @dataclass
@@ -43,30 +48,54 @@ class Soak:
     restarted: int = 0
     """Runs that were delivered more than once: a part of the service died."""
     started: float = field(default_factory=time.monotonic)
+    interrupted: bool = False
+
+    def interrupt(self) -> None:
+        """End after this round; called once more, at once."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+        sys.stderr.write("\nending after this round; once more to end at once\n")
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started
 
-    async def run(self, runs: int, samples: int, max_s: float) -> int:
-        """Run until ``runs`` are done or the time is over; return how many were."""
+    async def run(
+        self, runs: int, samples: int, max_s: float, write: Callable[["Soak", int], object]
+    ) -> int:
+        """Run until ``runs`` are done, the time is over or it is interrupted; return how many were.
+
+        ``write`` is called from time to time, so that a machine that goes down takes little along.
+        """
         each = max(1, runs // samples)
         done = 0
+        written = self.elapsed_s
         self._sample(0)
-        while done < runs and self.elapsed_s < max_s:
+        while done < runs and self.elapsed_s < max_s and not self.interrupted:
             numbers = range(done, min(done + each, runs))
             await self._round(draw(numbers, self.seed))
             done = numbers.stop
             await self._until_quiet()
             self._sample(done)
-            sys.stderr.write(
-                f"\r{done} runs, {done / self.elapsed_s:.0f}/s, {len(self.wrong)} wrong"
-            )
-            sys.stderr.flush()
+            self._tell(done, runs)
+            if self.elapsed_s - written > _WRITE_EVERY_S:
+                write(self, done)
+                written = self.elapsed_s
             if len(self.wrong) >= _MAX_WRONG:
                 break
         sys.stderr.write("\n")
         return done
+
+    def _tell(self, done: int, runs: int) -> None:
+        rate = done / self.elapsed_s
+        left_min = (runs - done) / rate / 60
+        sys.stderr.write(
+            f"\r{done} of {runs} runs, {rate:.0f}/s, {left_min:.0f} min left, "
+            f"{len(self.wrong)} wrong, slots and templates "
+            f"{self.samples[-1].values['templates and slots PSS'] / (1 << 20):.0f} MiB   "
+        )
+        sys.stderr.flush()
 
     def _sample(self, runs: int) -> None:
         self.samples.append(Sample(runs, round(self.elapsed_s, 3), self.footprint.sample()))
@@ -115,8 +144,28 @@ async def soak(options: argparse.Namespace) -> tuple[Soak, int]:
         directory = Path(service.address.removeprefix("unix://")).parent
         footprint = Footprint(service.pids, directory)
         state = Soak(client, footprint, options.in_flight, options.seed)
-        done = await state.run(options.runs, options.samples, options.max_s)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, state.interrupt)
+        write = partial(_write, prefix=options.output)
+        done = await state.run(options.runs, options.samples, options.max_s, write)
     return state, done
+
+
+def _write(state: Soak, done: int, prefix: str) -> list[Growth]:
+    """Write figures and plot; empty, and nothing written, while there are too few samples."""
+    try:
+        growths = [growth(state.samples, resource) for resource in RESOURCES]
+    except ValueError:
+        return []
+    Path(f"{prefix}.json").write_text(json.dumps(_figures(growths, state, done), indent=1))
+    try:
+        from rollyard_loadtest.plot import plot
+    except ImportError:
+        sys.stderr.write("no plot: pip install 'rollyard[loadtest]'\n")
+    else:
+        plot(growths, state.samples, Path(f"{prefix}.png"))
+    return growths
 
 
 def _table(growths: list[Growth], state: Soak, done: int) -> str:
@@ -142,6 +191,7 @@ def _table(growths: list[Growth], state: Soak, done: int) -> str:
 def _figures(growths: list[Growth], state: Soak, done: int) -> dict[str, Any]:
     return {
         "runs": done,
+        "interrupted": state.interrupted,
         "elapsed_s": round(state.elapsed_s, 1),
         "kinds": dict(state.kinds),
         "wrong": state.wrong,
@@ -165,15 +215,10 @@ def main() -> int:
     state, done = asyncio.run(soak(options))
     if state.wrong:
         sys.stdout.writelines(f"WRONG {text}\n" for text in state.wrong)
-    growths = [growth(state.samples, resource) for resource in RESOURCES]
+    if not (growths := _write(state, done, options.output)):
+        sys.stdout.write(f"{done} runs: too few samples after the warm-up to tell of growth\n")
+        return 1 if state.wrong else 130
     sys.stdout.write(_table(growths, state, done))
-    Path(f"{options.output}.json").write_text(json.dumps(_figures(growths, state, done), indent=1))
-    try:
-        from rollyard_loadtest.plot import plot
-    except ImportError:
-        sys.stderr.write("no plot: pip install 'rollyard[loadtest]'\n")
-    else:
-        plot(growths, state.samples, Path(f"{options.output}.png"))
     return 1 if state.wrong or not all(g.flat for g in growths) else 0
 
 

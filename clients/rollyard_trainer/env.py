@@ -82,17 +82,19 @@ class PythonToolEnv:
             except RollyardError as error:  # after all of the SDK's retries
                 return ToolCall("infra_error", f"Error when executing tool: {error}", call.code)
             if not (result.is_infra and left):
-                return ToolCall(type_of[result.outcome], self.render(result), call.code)
+                shown = render(result, max_chars=self.max_chars, traceback=self.traceback)
+                return ToolCall(type_of[result.outcome], shown, call.code)
         raise AssertionError("unreachable")
 
-    def render(self, result: RunResult) -> str:
-        """What the policy reads of a run."""
-        if result.is_infra:  # read by nobody unless on_infra is "observe"
-            return f"Error when executing tool: {result.message or result.outcome}"
-        stderr = result.stderr.strip("\n")
-        if not self.traceback:
-            stderr = stderr.rpartition("\n")[2]
-        parts = [part for part in (result.stdout.rstrip("\n"), stderr) if part]
-        if result.outcome not in ("ok", "error") or (result.outcome == "error" and not stderr):
-            parts.append(f"{result.outcome}: {result.message}")
-        return shortened("\n".join(parts), self.max_chars)
+
+def render(result: RunResult, *, max_chars: int = 10_000, traceback: bool = True) -> str:
+    """What the policy reads of a run; see :class:`PythonToolEnv`."""
+    if result.is_infra:  # read by nobody unless on_infra is "observe"
+        return f"Error when executing tool: {result.message or result.outcome}"
+    stderr = result.stderr.strip("\n")
+    if not traceback:
+        stderr = stderr.rpartition("\n")[2]
+    parts = [part for part in (result.stdout.rstrip("\n"), stderr) if part]
+    if result.outcome not in ("ok", "error") or (result.outcome == "error" and not stderr):
+        parts.append(f"{result.outcome}: {result.message}")
+    return shortened("\n".join(parts), max_chars)

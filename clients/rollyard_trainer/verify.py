@@ -20,6 +20,7 @@ _MISSING = 77  # exit code of the program below when the image has no math-verif
 
 PROGRAM = f"""\
 import json, sys
+import sympy  # math-verify's own dependency, named so that the warm interpreter with it is taken
 gold, given = json.load(sys.stdin)
 try:
     from math_verify import parse, verify

@@ -1,0 +1,1 @@
+"""GRPO-RoC on engines that scale out: the selection, with their trainers around it."""

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from rollyard_loadtest.costs import Costs, KindCost
 from rollyard_loadtest.plan_model import HOPS, classes_of, squared_variation, wait_quantile_s
-from rollyard_loadtest.simulation import (
+from rollyard_loadtest.simulation import Simulation
+from rollyard_loadtest.simulation_model import (
     SLOTS_PER_CORE,
     Arrivals,
     Cluster,
     Simulated,
-    Simulation,
     quantile,
 )
 

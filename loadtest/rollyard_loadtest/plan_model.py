@@ -4,7 +4,7 @@ import math
 from statistics import mean, pvariance
 
 from rollyard_loadtest.costs import Costs
-from rollyard_loadtest.simulation import Cluster, Measured, RunClass
+from rollyard_loadtest.simulation_model import Cluster, Measured, RunClass
 
 HOPS = 5
 """Steps between processes on a run's way: gateway, queue, claim, result, gateway."""

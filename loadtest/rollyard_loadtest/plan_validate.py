@@ -18,7 +18,8 @@ from rollyard_loadtest.costs import Costs, Progress, mixed_in_flight
 from rollyard_loadtest.costs_calls import Called, Calls
 from rollyard_loadtest.plan_model import classes_of, this_machine
 from rollyard_loadtest.scenario import Scenario
-from rollyard_loadtest.simulation import Arrivals, Simulated, Simulation, quantile
+from rollyard_loadtest.simulation import Simulation
+from rollyard_loadtest.simulation_model import Arrivals, Simulated, quantile
 from rollyard_loadtest.stack import Stack, StackOptions
 
 WITHIN = 0.20

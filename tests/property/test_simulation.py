@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard_loadtest.plan_model import erlang_c, mean_wait_s, wait_quantile_s
-from rollyard_loadtest.simulation import (
+from rollyard_loadtest.simulation import Simulation
+from rollyard_loadtest.simulation_events import Calendar, Cores
+from rollyard_loadtest.simulation_model import (
     HOLD_S,
     MAX_HOLDS,
     PLACES_PER_CORE,
@@ -20,10 +22,8 @@ from rollyard_loadtest.simulation import (
     Measured,
     RunClass,
     Simulated,
-    Simulation,
     quantile,
 )
-from rollyard_loadtest.simulation_events import Calendar, Cores
 from rollyard_sandbox import clock, gate, worker
 
 costs_s = st.sampled_from([0.0, 0.0002, 0.003])

@@ -37,6 +37,7 @@ async def chaos(options: argparse.Namespace) -> Report:
     """One whole run; the service is gone when this returns."""
     plan = StackPlan(
         gateways=options.gateways, workers=options.workers, slots=options.slots,
+        shards=options.shards,
         lease_s=options.lease_s, templates=tuple(options.templates.split(",")),
     )  # fmt: skip
     _build_image(options.templates)
@@ -142,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--slots", type=int, default=8, help="of each worker (8)")
+    parser.add_argument("--shards", type=int, default=1, help="of the queue (1)")
     parser.add_argument("--templates", default="bare,science", help="(bare,science)")
     parser.add_argument("--keep-logs", action="store_true", help="keep the parts' logs if it fails")
     parser.add_argument("--output", default="chaos", help="prefix of .json, .png and .html (chaos)")

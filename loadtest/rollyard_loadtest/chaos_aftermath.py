@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from rollyard_loadtest.processes import descendants
 
-_TAG = "{rollyard}:"
 _WITHIN_S = 25.0  # a killed worker's announcement, and a lease, end by themselves
 _LOOK_S = 0.1
 # Keys that exist only while something is queued or runs.
@@ -26,8 +25,11 @@ def key_faults(socket: Path) -> list[str]:
 
 def _key_faults(server: Any) -> list[str]:
     left: list[str] = []
-    for key in cast("list[bytes]", server.keys(_TAG + "*")):
-        name = key.decode().removeprefix(_TAG)
+    keys = cast("list[bytes]", server.keys("{rollyard*}:*"))
+    if not keys:
+        return ["no key at all: a queue with workers has some, so this looks in the wrong place"]
+    for key in keys:
+        name = key.decode().partition("}:")[2]
         kind = name.partition(":")[0]
         state = server.hget(key, "state") if kind == "run" else b""
         if kind in _LIVE:

@@ -33,6 +33,8 @@ class StackPlan:
     gateways: int = 2
     workers: int = 2
     slots: int = 8
+    shards: int = 1
+    """Parts of the queue, all on the one server."""
     lease_s: float = 5.0
     templates: tuple[str, ...] = ("bare", "science")
 
@@ -143,6 +145,7 @@ class Stack:
         env |= {
             "ROLLYARD_REDIS_URL": f"unix://{socket}",
             "ROLLYARD_SLOTS": str(self.plan.slots),
+            "ROLLYARD_SHARDS": str(self.plan.shards),
             "ROLLYARD_LEASE_S": str(self.plan.lease_s),
             "ROLLYARD_DRAIN_S": "10",
             "ROLLYARD_SHUTDOWN_GRACE_S": "10",

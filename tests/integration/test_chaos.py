@@ -15,7 +15,7 @@ def test_a_small_chaos_loses_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rollyard_loadtest.chaos", "--minutes", "0.33", "--every-s", "2.0",
          "--lease-s", "2", "--templates", "bare", "--slots", "4", "--callers", "12",
-         "--seed", "3", "--output", str(tmp_path / "chaos")],
+         "--shards", "2", "--seed", "3", "--output", str(tmp_path / "chaos")],
         capture_output=True, text=True, timeout=115, env={**os.environ, "COLUMNS": "100"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

@@ -39,11 +39,11 @@ def test_a_typo_is_named(tmp_path: Path) -> None:
 
 
 def test_always_solved_problems_are_dropped() -> None:
-    scores: dict[str, list[float | None]] = {"easy": [1.0] * 8, "hard": [1.0] * 7 + [0.0]}
-    scores["unknown"] = [*scores["easy"][:7], None]
+    solved: list[float | None] = [1.0] * 8
+    scores = {"easy": solved, "hard": [*solved[:7], 0.0], "unknown": [*solved[:7], None]}
     assert recipe.still_hard(scores, 8) == ["hard", "unknown"]
     with pytest.raises(ValueError, match="needed"):
-        recipe.still_hard({"x": scores["easy"][:1]}, 8)
+        recipe.still_hard({"x": solved[:1]}, 8)
 
 
 def rows(address: str | None, programs: list[str]) -> list[PythonEnvironment]:

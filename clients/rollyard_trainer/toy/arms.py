@@ -151,6 +151,19 @@ async def evaluate(
     return [made[start : start + samples] for start in range(0, len(made), samples)]
 
 
+def forking(
+    model: TinyGPT, lexicon: task.Lexicon, rows: Sequence[Trajectory]
+) -> list[tuple[str, float, int]]:
+    """Where the policy hesitates: text, mean entropy and count of the most frequent forks."""
+    batch = loop.Batch.of(rows)
+    with torch.no_grad():
+        _, entropy = loop.logprobs(model, batch.ids, 1.0)
+    found = monitors.forking_tokens(
+        entropy[batch.mask].numpy(), batch.ids[:, 1:][batch.mask].numpy()
+    )
+    return [(lexicon.pieces[token], mean, count) for token, mean, count in found[:12]]
+
+
 async def run_arm(
     name: str, seed: int, settings: Settings, start: dict[str, Any], memo: Memo,
     lexicon: task.Lexicon, say: Callable[[str], None],
@@ -176,6 +189,7 @@ async def run_arm(
     curve: list[dict[str, float]] = []
     validation: list[dict[str, float]] = []
     collapsed_at: int | None = None
+    checked: list[list[Trajectory]] = []
     for step in range(settings.steps + 1):
         if step % settings.validate_every == 0 or step == settings.steps:
             checked = await evaluate(engine, sets.validation, 1, clean, sampling)
@@ -195,12 +209,13 @@ async def run_arm(
         )
         every = [one for group in done.trajectories for one in group]
         curve.append({"step": step, **monitors.describe(every), **done.metrics})
+    forks = forking(model, lexicon, [one for group in checked for one in group][:128])
     trained_s = time.monotonic() - began
     groups = await evaluate(engine, sets.test, settings.test_samples, clean, sampling)
     test = monitors.describe([one for group in groups for one in group])
     return {
         "arm": name, "seed": seed, "settings": settings.digest(), "curve": curve,
-        "validation": validation, "test": test, "collapsed_at": collapsed_at,
+        "validation": validation, "test": test, "collapsed_at": collapsed_at, "forks": forks,
         "best_validation_step": guard.best_step,
         "test_scores": [[one.reward for one in group] for group in groups],
         "wall_s": time.monotonic() - began, "train_s": trained_s,

@@ -52,7 +52,7 @@ def write_report(directory: Path, settings: Settings) -> Path:
         raise ValueError(f"{directory} has no finished run of these settings")
     ordered = {name: rows[name] for name in ARMS if name in rows}
     parts = [f"<p>{_CAVEAT}</p>", f"<p>Settings {settings.digest()}: {html.escape(str(settings))}",
-             _plot(ordered), _table(ordered), _cost(ordered)]  # fmt: skip
+             _plot(ordered), _table(ordered), _forks(ordered), _cost(ordered)]  # fmt: skip
     parts += [_against(ordered, baseline) for baseline in BASELINES if baseline in ordered]
     page = directory / "report.html"
     page.write_text(
@@ -188,6 +188,25 @@ def _cell(interval: Interval, *, more_is_better: bool = False) -> str:
     if interval.low > 0 or interval.high < 0:
         kind = "better" if (interval.low > 0) == more_is_better else "worse"
     return f"<td class='{kind}'>{interval:+.3f}"
+
+
+def _forks(rows: Rows) -> str:
+    """A bar per forking token of the first seed, as long as its mean entropy."""
+    body = ""
+    for arm, runs in rows.items():
+        forks = next(iter(runs.values()))["forks"][:6]
+        bars = "".join(
+            f"<code>{html.escape(text.strip()[-24:] or repr(text))}</code> "
+            f"<svg width={mean * 60 + 1:.0f} height=9><rect width=100% height=9 fill=#48a></svg> "
+            f"{mean:.2f} ({count})<br>"
+            for text, mean, count in forks
+        )
+        body += f"<tr><td>{arm}<td style='text-align:left'>{bars}"
+    return (
+        "<h2>Forking tokens</h2><p>What the policy wrote at the fifth of positions where its "
+        "entropy was highest, after training, first seed: mean entropy in nats, and how often."
+        f"</p><table>{body}</table>"
+    )
 
 
 def _cost(rows: Rows) -> str:

@@ -14,7 +14,7 @@ from rollyard.local import LocalService, local
 from rollyard_loadtest.chaos_load import Ledger, Load
 
 Tamper = Callable[[dict[str, Any]], list[dict[str, Any]]]
-CALLS = 150
+CALLS = 100
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,7 @@ def plain(servers: int) -> Cluster:
 
 
 def long_run(
-    cluster: Cluster, service: Exponential | Measured, *, load: float, runs: int = 40_000
+    cluster: Cluster, service: Exponential | Measured, *, load: float, runs: int = 20_000
 ) -> Simulated:
     rate = load * cluster.cores / service.mean_s
     until_s = runs / rate
@@ -142,7 +142,7 @@ def test_shared_cores_do_not_care_for_the_distribution() -> None:
 
 
 def test_waits_have_the_quantiles_of_m_m_k() -> None:
-    done = long_run(plain(2), Exponential(0.02), load=0.8, runs=60_000)
+    done = long_run(plain(2), Exponential(0.02), load=0.8, runs=30_000)
     # Sojourn of M/M/2: wait and service; its 99th percentile lies between both bounds.
     wait_s = wait_quantile_s(2, 80, 0.02, 1.0, 0.99)
     assert wait_s < quantile(done.latencies_s, 0.99) < wait_s + 0.02 * math.log(100)

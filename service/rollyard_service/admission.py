@@ -58,6 +58,13 @@ class Admission:
         Raises:
             Refusal: 503, with the seconds after which there should be room.
         """
+        half = self._max_queued_bytes // 2
+        if (
+            self._max_queued_wait_s is None
+            and size_bytes < half
+            and self._load.is_light(self._max_queued // 2, half)
+        ):
+            return
         if refusal := self._refusal(size_bytes):
             raise refusal
 

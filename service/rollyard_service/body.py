@@ -28,7 +28,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 class HeldBody:
     """A request's body as far as it counts among the bytes that this process holds."""
 
-    __slots__ = ("_admission", "_headers", "_receive", "_size")
+    __slots__ = ("_admission", "_headers", "_receive", "size")
 
     def __init__(
         self, admission: Admission, headers: Mapping[bytes, bytes], receive: Receive
@@ -36,7 +36,8 @@ class HeldBody:
         self._admission = admission
         self._headers = headers
         self._receive = receive
-        self._size = 0
+        self.size = 0
+        """Bytes counted: all that is declared, or what has come."""
 
     def held(self) -> Receive:
         """Count the body from now on, at once where its size is declared; what to read it with.
@@ -52,8 +53,8 @@ class HeldBody:
 
     def release(self) -> None:
         """The request is answered."""
-        self._admission.release(self._size)
-        self._size = 0
+        self._admission.release(self.size)
+        self.size = 0
 
     async def _receive_counted(self) -> Message:
         message = await self._receive()
@@ -62,14 +63,14 @@ class HeldBody:
 
     def _hold(self, size: int) -> None:
         self._admission.hold(size)
-        self._size += size
+        self.size += size
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, *, max_bytes: int) -> bytes:
-    """Return the whole body of a request; the names of its ``headers`` are in small letters.
+    """Return the whole body of a request that HeldBody lets pass.
 
     Raises:
-        Refusal: 413 above ``max_bytes`` (before reading where Content-Length tells), 422 with a
+        Refusal: 413 above ``max_bytes`` (where no length was declared), 422 with a
             Content-Encoding or with more structure than any valid request has.
         ClientDisconnect: the caller went away while sending.
     """
@@ -77,8 +78,6 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, *, max_byt
     if encoding not in (b"", b"identity"):
         message = f"{encoding[:40].decode('latin-1')!r} is not supported; send the body as it is"
         raise invalid([FieldProblem(field="content-encoding", message=message)])
-    if declared_bytes(headers) > max_bytes:
-        raise too_large(max_bytes)
     chunks: list[bytes] = []
     size, more = 0, True
     while more:

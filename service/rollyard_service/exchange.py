@@ -95,7 +95,9 @@ class Exchange:
         """
         await self._abandonment.settled(call.run_ids)
         self._register(call)  # first, for a reply may overtake the receipts
-        submission = self._submissions.add(list(call.pending.values()))
+        submission = self._submissions.add(
+            list(call.pending.values()), size_bytes=call.payload_bytes
+        )
         try:
             await submission.answered
             self._metrics.count_admitted(len(call.run_ids))

@@ -1,5 +1,6 @@
 """What every HTTP request passes first: an id, the key, a count, and a net for our own faults."""
 
+import itertools
 import logging
 import os
 import re
@@ -45,6 +46,12 @@ class FrontDoor:
         self._metrics = metrics
         self._admission = admission
         self._direct = direct
+        # Unique, and no secret: a prefix of this process and a number cost less than chance does.
+        self._id_prefix = os.urandom(10).hex().encode()
+        self._numbers = itertools.count()
+
+    def _next_id(self) -> bytes:
+        return b"%b%012x" % (self._id_prefix, next(self._numbers))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +60,7 @@ class FrontDoor:
             return
         headers = dict[bytes, bytes](scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex().encode()
+        request_id = given if _REQUEST_ID.fullmatch(given) else self._next_id()
         scope["request_id"] = request_id.decode()
         status = 0
 
@@ -93,6 +100,7 @@ class FrontDoor:
         if refusal is not None:
             raise refusal
         receive = body.held()
+        scope["body_bytes"] = body.size
         if direct is not None:
             await direct(scope, headers, receive, send)
         else:

@@ -86,6 +86,18 @@ class Load:
         share = runs / max(1, self._stats.queued + self._submitted)
         return runs, size * share
 
+    def is_light(self, runs: int, size_bytes: int) -> bool:
+        """True when, with certainty, fewer runs and bytes wait than these; quicker to ask."""
+        self._asked.set()
+        stats = self._stats
+        return not self._silence and (
+            stats is None
+            or (
+                stats.queued + self._submitted < runs
+                and stats.queued_bytes + self._submitted_bytes < size_bytes
+            )
+        )
+
     def submitted(self, runs: int, size_bytes: int) -> None:
         """Note what this process has put into the queue."""
         self._submitted += runs

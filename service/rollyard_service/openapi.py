@@ -65,9 +65,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     401: _answer("The API key is missing or not accepted.", "ErrorResponse", ERROR_EXAMPLE),
     413: _answer("The body is too large.", "ErrorResponse", ERROR_EXAMPLE),
     422: _answer("Malformed; each field is named.", "ErrorResponse", ERROR_EXAMPLE),
-    429: _answer("The queue is full; nothing was queued.", "ErrorResponse", ERROR_EXAMPLE)
+    429: _answer(
+        "This job or key has its share; nothing was queued.", "ErrorResponse", ERROR_EXAMPLE
+    )
     | {"headers": _RETRY},
-    503: _answer("The queue does not answer.", "ErrorResponse", ERROR_EXAMPLE)
+    503: _answer("The queue is full, or does not answer.", "ErrorResponse", ERROR_EXAMPLE)
     | {"headers": _RETRY},
 }
 _WHOLE = _answer(

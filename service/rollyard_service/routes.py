@@ -15,7 +15,7 @@ from rollyard.types import RUN_ID_PATTERN
 from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
 from rollyard_service import openapi
 from rollyard_service.admission import Admission
-from rollyard_service.body import declared_bytes, read_body
+from rollyard_service.body import read_body
 from rollyard_service.call import Call
 from rollyard_service.exchange import Exchange
 from rollyard_service.frontdoor import CLIENT_GONE, Handler, Headers
@@ -68,7 +68,7 @@ class RunRoutes:
     async def run(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Run one program and wait for its result."""
         key = scope.get("api_key", b"")
-        run = self._intake.run(await self._body(key, headers, receive))
+        run = self._intake.run(await self._body(scope, headers, receive))
         with self._shares.taken(key, 1):
             call = await self._submitted([run])
             results = await whole(receive, self._exchange, call)
@@ -78,7 +78,7 @@ class RunRoutes:
     async def batch(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Run many programs; one answer when all have ended, or a line for each as it ends."""
         key = scope.get("api_key", b"")
-        runs = self._intake.batch(await self._body(key, headers, receive))
+        runs = self._intake.batch(await self._body(scope, headers, receive))
         with self._shares.taken(key, len(runs)):
             if NDJSON in headers.get(b"accept", b""):
                 call = await self._submitted(runs, streamed=True)
@@ -103,9 +103,9 @@ class RunRoutes:
             raise not_found(f"run {run_id} is unknown: never submitted, or forgotten since")
         return _json(b'{"run_id":"%b","state":"%b"}' % (run_id.encode(), state.encode()))
 
-    async def _body(self, key: bytes, headers: Headers, receive: Receive) -> bytes:
-        self._shares.check(key)
-        self._admission.check(declared_bytes(headers))
+    async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
+        self._shares.check(scope.get("api_key", b""))
+        self._admission.check(scope["body_bytes"])
         return await read_body(headers, receive, max_bytes=self._max_body_bytes)
 
     async def _submitted(self, runs: Sequence[AcceptedRun], *, streamed: bool = False) -> Call:

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rollyard_service.load import Load
 from rollyard_service.refusal import overloaded
+
+_UNCOUNTED = nullcontext()
 
 
 class Shares:
@@ -35,16 +37,16 @@ class Shares:
                 status=429,
             )
 
-    @contextmanager
-    def taken(self, key: bytes, runs: int) -> Generator[None]:
+    def taken(self, key: bytes, runs: int) -> AbstractContextManager[None]:
         """Count runs as in flight within the block.
 
         Raises:
-            Refusal: 429, see check().
+            Refusal: (on entering) 429, see check().
         """
-        if not (self._most and key):
-            yield
-            return
+        return self._counted(key, runs) if self._most and key else _UNCOUNTED
+
+    @contextmanager
+    def _counted(self, key: bytes, runs: int) -> Generator[None]:
         self.check(key, runs)
         self._in_flight[key] += runs
         try:

@@ -24,8 +24,11 @@ CLOSE_S = 2.0
 class Submission:
     """The runs of one call. ``answered`` ends with nothing, or with what submit() raises."""
 
-    def __init__(self, runs: Sequence[QueuedRun], answered: asyncio.Future[None]) -> None:
+    def __init__(
+        self, runs: Sequence[QueuedRun], size_bytes: int, answered: asyncio.Future[None]
+    ) -> None:
         self.runs = runs
+        self.size_bytes = size_bytes
         self.answered = answered
         self.sent = False
         self.landed = False
@@ -48,14 +51,14 @@ class Submissions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_waking = False
 
-    def add(self, runs: Sequence[QueuedRun]) -> Submission:
-        """Have these runs submitted, all or nothing.
+    def add(self, runs: Sequence[QueuedRun], *, size_bytes: int) -> Submission:
+        """Have these runs submitted, all or nothing; ``size_bytes`` is that of their payloads.
 
         ``answered`` raises QueueFull, or QueueUnavailable, after SUBMIT_S at the latest; the runs
         may then still land: ``landed`` says whether, ``on_landed`` is called when they have.
         """
         loop = asyncio.get_running_loop()
-        one = Submission(runs, loop.create_future())
+        one = Submission(runs, size_bytes, loop.create_future())
         one.timer = loop.call_later(SUBMIT_S, self._give_up, one)
         self._waiting.append(one)
         if not self._is_waking and len(self._tasks) < UNDER_WAY:
@@ -92,7 +95,7 @@ class Submissions:
                 _land(one)
                 continue
             runs += len(one.runs)
-            size += sum(len(run.payload) for run in one.runs)
+            size += one.size_bytes
             if group and (runs > MAX_RUNS or size > MAX_BYTES):
                 break
             one.sent = True

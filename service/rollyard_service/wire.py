@@ -87,7 +87,7 @@ def read_batch(body: bytes, ceilings: Ceilings) -> list[WireRun] | None:
 
 def _checked(runs: list[WireRun], ceilings: Ceilings) -> list[WireRun] | None:
     usual_fits = ceilings.cover(_USUAL)
-    fresh = os.urandom(16 * len(runs)).hex()  # ids are secrets: who knows one gets the result
+    fresh = ""
     run_ids: list[str] = []
     jobs: set[str] = set()
     for index, run in enumerate(runs):
@@ -100,6 +100,8 @@ def _checked(runs: list[WireRun], ceilings: Ceilings) -> list[WireRun] | None:
         ):
             return None
         if run.run_id is None:
+            # Ids are secrets: whoever knows one gets the result.
+            fresh = fresh or os.urandom(16 * len(runs)).hex()
             run.run_id = fresh[32 * index : 32 * index + 32]
         run_ids.append(run.run_id)
         jobs.add(run.job)

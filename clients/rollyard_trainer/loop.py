@@ -182,4 +182,4 @@ def update(
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient)))
         optimizer.step()
     metrics |= {"clip_fraction": clipped / tokens, "entropy": entropy / tokens,
-                "tokens": tokens, "gradient_norm": float(np.mean(norms))}  # fmt: skip
+                "trained_tokens": tokens, "gradient_norm": float(np.mean(norms))}  # fmt: skip

@@ -217,6 +217,7 @@ async def test_an_experiment_runs_resumes_and_reports(address: str, tmp_path: Pa
     for row in rows:
         assert len(row["curve"]) == QUICK.steps
         assert np.isfinite([point["accuracy"] for point in row["curve"]]).all()
+        assert all(point["tokens"] <= arms.CONTEXT for point in row["curve"])  # per rollout
         assert np.array(row["test_scores"], dtype=float).shape == (30, 2)
         assert row["executed"] <= row["calls"]
         assert row["mismatched"] == 0

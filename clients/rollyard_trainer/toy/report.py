@@ -120,8 +120,8 @@ def _scores(runs: dict[int, dict[str, Any]], seeds: list[int]) -> np.ndarray:
 
 def _mean(runs: dict[int, dict[str, Any]], name: str) -> str:
     values = np.array([row["test"][name] for row in runs.values()], dtype=float)
-    spread = values.std(ddof=1) if len(values) > 1 else float("nan")
-    return f"{known_mean(values):.3f} ± {spread:.3f}"
+    spread = f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{known_mean(values):.3f}{spread}"
 
 
 def _table(rows: Rows) -> str:

@@ -147,7 +147,7 @@ class Habits:
     second_answer: float = 0.20
     vacuous: float = 0.02
     """A first call that computes nothing of the problem."""
-    swallow: float = 0.02
+    swallow: float = 0.10
     """Of failing calls: hides its exception."""
 
 

@@ -28,7 +28,9 @@ def _one(target: str, arguments: list[str]) -> None:
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["rollyard", "rollyard_sandbox"]):
         targets = importlib.import_module("targets")
-    atheris.Setup([target, *arguments], targets.TARGETS[target])
+    # libFuzzer starts itself again by this name to merge a corpus.
+    itself = f"{sys.executable} {__file__} --one {target}"
+    atheris.Setup([itself, *arguments], targets.TARGETS[target])
     atheris.Fuzz()
 
 

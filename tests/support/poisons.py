@@ -2,8 +2,8 @@
 
 from programs import named
 
-# All that a program can find out about where it is. What differs by nature (time, its own pid,
-# random numbers, addresses) is left out.
+# All that a program can find out about where it is. What differs by nature (time,
+# random numbers, addresses, numbers of inodes) is left out.
 LOOK_ROUND = r"""
 import builtins, decimal, gc, glob, json, locale, logging, signal, threading, warnings
 SOCKETS = ("unix", "tcp", "tcp6", "udp")
@@ -40,6 +40,7 @@ print(json.dumps({
     "priority": [os.getpriority(0, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))],
     "user": [os.getresuid(), os.getresgid(), os.getgroups()],
     "session": os.getsid(0) == os.getpid() == os.getpgrp(), "parent": os.getppid(),
+    "number": os.getpid(),
     "own files": {name: own(name) for name in (
         "coredump_filter", "loginuid", "cgroup", "limits", "uid_map", "setgroups")},
     "autogroup": str(own("autogroup")).split()[1:],  # its number is counted for the whole machine

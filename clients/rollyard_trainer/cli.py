@@ -166,12 +166,14 @@ def evaluate(
         result.write(out)
         sys.stdout.write(table([result]) + "\n")
 
+    failed: list[Exception] = []
     try:
         asyncio.run(run())
     except* (ModelError, RollyardError) as errors:
-        _say("".join(f"rollyard-trainer: {error}\n" for error in errors.exceptions).rstrip())
-        raise SystemExit(OURS) from None
-    return OK
+        failed += errors.exceptions
+    for error in failed[:3]:
+        _say(f"rollyard-trainer: {error}")
+    return OURS if failed else OK
 
 
 @app.command

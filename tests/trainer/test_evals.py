@@ -200,3 +200,20 @@ async def test_refusals_are_retried_and_then_named(model_url: str) -> None:
         with pytest.raises(ExceptionGroup) as caught:
             await engine.rollout(prompts, env, Sampling(max_turns=1))
     assert caught.group_contains(ModelError, match="ConnectError")
+
+
+def test_wrong_usage_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.evaluate(tmp_path / "none.jsonl", model="m") == cli.USAGE
+    assert cli.toy(out=tmp_path, arms="roc-ful") == cli.USAGE
+    assert cli.power(2.0) == cli.USAGE
+    said = capsys.readouterr().err
+    assert "none.jsonl" in said
+    assert "unknown arm 'roc-ful'; known: grpo-G" in said
+    assert "between 0 and 1" in said
+
+
+def test_small_commands_print_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.power(0.05) == cli.schedule(rollouts=16) == cli.toy_arms() == 0
+    shown = capsys.readouterr().out
+    assert "reserve 8192 (worst case)" in shown
+    assert "rand-strat" in shown

@@ -8,7 +8,7 @@ import platform
 import sys
 from typing import Any
 
-from rollyard_sandbox import attack
+from rollyard_sandbox import attack, image
 from rollyard_sandbox.image import ImageError
 from rollyard_sandbox.jail import JailError, nsjail_binary
 from rollyard_sandbox.machine import open_machine
@@ -66,6 +66,14 @@ def _table(facts: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _settings() -> WorkerSettings:
+    """A worker's, with its image if that is there: a container may have no other, nor build one."""
+    settings = WorkerSettings(slots=2)
+    if image.image_path(settings.state_dir, settings.template_names()).is_dir():
+        return settings
+    return WorkerSettings(slots=2, templates="bare")
+
+
 def main() -> int:
     """Exit code 0: every layer works, every attempt was held; 1: something is missing."""
     parser = argparse.ArgumentParser(
@@ -74,7 +82,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument("--attack", action="store_true", help="try to get out of the sandbox")
     options = parser.parse_args()
-    settings = WorkerSettings(slots=2, templates="bare")
+    settings = _settings()
     if options.attack:
         facts = asyncio.run(attack.examine(settings))
         sys.stdout.write(attack.as_text(facts, as_json=options.json))

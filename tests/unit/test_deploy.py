@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.metadata
 import importlib.util
 import itertools
 import json
@@ -111,6 +112,38 @@ def test_dockerfile(dockerfile: Path) -> None:
     )
     assert helped.returncode == 0
     assert command in dockerfile.name
+
+
+@pytest.mark.parametrize(
+    ("extra", "packages"),
+    [
+        ("service", ["service/rollyard_service", "service/rollyard_queue"]),
+        ("sandbox", ["sandbox/rollyard_sandbox", "service/rollyard_queue"]),
+    ],
+)
+def test_an_extra_brings_what_its_packages_import(extra: str, packages: list[str]) -> None:
+    """An image has its own extra alone: what another one brings is not there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    brought = {re.split(r"[\[<>=~ ;]", line)[0].lower() for line in named}
+    brought |= {"starlette", "hiredis"}  # of fastapi and redis[hiredis], for certain
+    distributions = importlib.metadata.packages_distributions()
+    for path in (path for package in packages for path in (ROOT / package).rglob("*.py")):
+        for name in _imported(path):
+            if name not in sys.stdlib_module_names and not name.startswith("rollyard"):
+                from_where = {one.lower().replace("_", "-") for one in distributions[name]}
+                assert brought & from_where, (path.name, name)
+
+
+def _imported(path: Path) -> set[str]:
+    """Top-level names of the modules that a file imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module).split(".")[0])
+    return found
 
 
 def test_commands_of_the_images_exist() -> None:

@@ -29,6 +29,7 @@ SCHEMA = 1
 BATCH = 64
 """Runs in a request of the SDK."""
 LIMITS_DRAWN = 200
+_SLEEP_MS = 20.0
 _LONG_S = 0.25  # programs that take longer are measured a few times only
 _SLEEPERS = 24
 
@@ -291,7 +292,7 @@ async def _kind(
         stopped=stopped,
         cpu_ms=[round(value + beside_ms, 3) for value in own],
         own_ms=own,
-        sleep_ms=_sleep_ms(called),
+        sleep_ms=[0.0] if stopped else _sleep_ms(called),
         template=first.result.template,
         request_bytes=mean(sizes),
         result_bytes=mean(len(one.result.model_dump_json()) for one in called),
@@ -299,12 +300,14 @@ async def _kind(
 
 
 def _sleep_ms(called: list[Called]) -> list[float]:
-    """What programs waited; where most of the wall clock was CPU, the rest was other work."""
+    """What programs waited; where they computed, or now and then hardly waited, it was for a core
+    that others had."""
     walls = [one.result.wall_ms for one in called]
     own = [one.result.cpu_ms for one in called]
-    if median(walls) < 50 or median(own) > 0.3 * median(walls):
+    waits = [round(max(0.0, wall - cpu), 3) for wall, cpu in zip(walls, own, strict=True)]
+    if sorted(waits)[len(waits) // 20] < _SLEEP_MS or median(own) > 0.3 * median(walls):
         return [0.0]
-    return [round(max(0.0, wall - cpu), 3) for wall, cpu in zip(walls, own, strict=True)]
+    return waits
 
 
 async def _single(

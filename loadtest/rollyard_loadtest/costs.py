@@ -300,10 +300,14 @@ async def _kind(
 
 
 def _sleep_ms(called: list[Called]) -> list[float]:
-    """What programs waited; where they computed, or now and then hardly waited, it was for a core
-    that others had."""
-    walls = [one.result.wall_ms for one in called]
+    """What programs waited without computing, as far as it was not for a core that others had.
+
+    Where the scenario knows what a program takes, that is its CPU and its sleep; else wall clock
+    that is mostly not CPU, and in hardly any run short, is taken for sleep.
+    """
     own = [one.result.cpu_ms for one in called]
+    nominal = [one.nominal_s * 1e3 for one in called]
+    walls = nominal if min(nominal) > 0 else [one.result.wall_ms for one in called]
     waits = [round(max(0.0, wall - cpu), 3) for wall, cpu in zip(walls, own, strict=True)]
     if sorted(waits)[len(waits) // 20] < _SLEEP_MS or median(own) > 0.3 * median(walls):
         return [0.0]

@@ -23,6 +23,8 @@ class Called:
     """When it was due, not when it could be sent."""
     answered_s: float
     result: rollyard.RunResult
+    nominal_s: float = 0.0
+    """What the program takes by itself, where its scenario knows it (Work.nominal_s)."""
 
     @property
     def latency_s(self) -> float:
@@ -90,4 +92,4 @@ class Calls:
                 f"{work.kind}: {result.outcome} instead of {work.outcome}; {result.message}"
                 f" {result.stderr[-300:]}"
             )
-        self._called.append(Called(work.kind, due_s, answered_s, result))
+        self._called.append(Called(work.kind, due_s, answered_s, result, work.nominal_s))

@@ -148,11 +148,13 @@ async def measure(case: Case, requests: int, uds: str, pids: dict[str, int]) -> 
     await driver.open(case.connections)
     try:
         warm, first = max(case.connections, int(requests * WARM_SHARE)), next(_numbers)
-        _check(case, await driver.run(requests=warm, first_number=first, within_s=WITHIN_S), warm)
+        check_complete(
+            case, await driver.run(requests=warm, first_number=first, within_s=WITHIN_S), warm
+        )
         before, started = _cpu_s(pids), time.perf_counter()
         tally = await driver.run(requests=requests, first_number=first + warm, within_s=WITHIN_S)
         elapsed_s, after = time.perf_counter() - started, _cpu_s(pids)
-        _check(case, tally, requests)
+        check_complete(case, tally, requests)
     finally:
         driver.close()
     return Figures(
@@ -166,7 +168,8 @@ async def measure(case: Case, requests: int, uds: str, pids: dict[str, int]) -> 
     )
 
 
-def _check(case: Case, tally: Tally, requests: int) -> None:
+def check_complete(case: Case, tally: Tally, requests: int) -> None:
+    """End the benchmark unless every run was answered ok."""
     if tally.refused or tally.wrong or tally.runs != requests * case.batch:
         raise SystemExit(
             f"{case.what}: of {requests * case.batch} runs {tally.runs} were answered ok;"
@@ -199,14 +202,14 @@ def single(options: argparse.Namespace) -> list[Figures]:
     """One run a request."""
     with ours() as (uds, pids):
         case = Case("single calls", "/v1/runs", 64, batch=1)
-        return [uvloop.run(measure(case, options.runs // 10, uds, pids))]
+        return [uvloop.run(measure(case, max(64, options.runs // 10), uds, pids))]
 
 
 def plain_single(options: argparse.Namespace) -> list[Figures]:
     """One run a request, the plain handler."""
     with plain() as (uds, pids):
         case = Case("single calls, plain FastAPI and redis", "/run", 64, batch=1, ids=False)
-        return [uvloop.run(measure(case, options.runs // 40, uds, pids))]
+        return [uvloop.run(measure(case, max(64, options.runs // 40), uds, pids))]
 
 
 def burst(options: argparse.Namespace) -> list[Figures]:

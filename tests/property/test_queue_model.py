@@ -27,8 +27,8 @@ from rollyard_queue.redis import RedisQueue
 
 MAX_QUEUED = 6
 MAX_QUEUED_PER_JOB = 5
-MAX_RUNNING_PER_JOB = 3
-MAX_ATTEMPTS = 3
+MAX_RUNNING_PER_JOB = 2
+MAX_ATTEMPTS = 2
 FOR_EVER_S = 3600.0
 
 RUN_IDS = [f"r{number}" for number in range(8)]
@@ -406,6 +406,12 @@ class QueueMachine(RuleBasedStateMachine):
             if run_id not in lost:
                 self.model.lives[run_id].lapsed = lease_s == 0
 
+    @rule(worker=workers)
+    def a_worker_is_lost(self, worker: str) -> None:
+        """With all that it holds, which goes to others or is at its end."""
+        self._renew(worker, RUN_IDS, 0)
+        self.reap()
+
     @rule(worker=workers, ids=several_ids)
     def release(self, worker: str, ids: list[str]) -> None:
         held = {run_id for run_id in ids if self.model.held(worker, run_id)}
@@ -456,9 +462,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     # The server
 
-    @rule()
-    def the_server_restarts(self) -> None:
+    @rule(this_time=st.sampled_from([True, *[False] * 9]))  # or nothing would ever grow old
+    def the_server_restarts(self, this_time: bool) -> None:
         """As the embedded one does: with nothing in its memory, scripts neither."""
+        if not this_time:
+            return
         self.do(self.server.command("FLUSHALL"))
         self.do(self.server.command("SCRIPT", "FLUSH"))
         # Workers still hold runs, and report them.

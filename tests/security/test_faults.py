@@ -144,4 +144,4 @@ def _lease_is_over(service: Service) -> bool:
     with service.valkey() as server:
         seconds, micros = server.time()  # pyright: ignore[reportUnknownMemberType]
         now_us = seconds * 1_000_000 + micros
-        return not server.zcount("{rollyard}:leases", now_us, "+inf")
+        return not server.zcount("{rollyard:0}:leases", now_us, "+inf")

@@ -22,7 +22,11 @@ CANARY_VARIABLE, CANARY_VALUE = "SANDBOX_CANARY_SECRET", "canary-env-7f3a"
 CANARY_FILE, CANARY_TEXT = Path("/srv/canary/secret.txt"), "canary-file-19c2"
 CANARY_USERS = CANARY_FILE.with_name("users.lock")
 GUARD_MEMORY_BYTES, GUARD_PIDS = 6 << 30, 1500
-TAG = "{rollyard}:"
+TAG = "{rollyard:0}:"
+QUEUE_KEYS = (
+    *("load", "ring", "leases", "deadlines", "queue", "runs", "payloads"),
+    *("owners", "history", "running", "bytes", "probation", "trials"),
+)
 
 
 @dataclass
@@ -74,11 +78,8 @@ class Service:
             for key in keys:
                 name = key.decode().removeprefix(TAG)
                 kind = name.partition(":")[0]
-                if (
-                    kind in ("load", "ring", "leases", "deadlines", "job")
-                    or (kind == "run" and server.hget(key, "state") not in (b"done", b"gone"))
-                    or (kind == "replies" and server.xlen(key))
-                ):
+                # What has ended is in done:, gone: and totals.
+                if kind in QUEUE_KEYS or (kind == "replies" and server.xlen(key)):
                     left.append(name)
         return left
 

@@ -173,7 +173,7 @@ class Coalescer:
     def answered(self, exchange: Exchange, runs: int) -> None:
         """Hear that results came."""
         exchange.outstanding -= runs
-        exchange.gateway.window.answered(runs, self._loop.time())
+        exchange.gateway.answered(runs, self._loop.time())
         if self._line:
             self._wake()
 

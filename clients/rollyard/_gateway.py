@@ -67,6 +67,9 @@ class Gateway:
         self.refused = 0
         self._policy = policy
         self._turned_away = 0  # refusals in a row
+        self._refused_at = float("-inf")
+        self._may_be_early = False
+        self._freed = 0  # answers since then
         self._failed_at = float("-inf")
         self._probing = False
 
@@ -103,6 +106,18 @@ class Gateway:
         self.ready = True
         self._probing = False
 
+    def answered(self, runs: int, now: float) -> None:
+        """Note results. They make room, which may be used before the time that a refusal named.
+
+        That time is an estimate, and what has been answered since is a fact: once it is half of
+        what the gateway had of ours, we ask again; refused then, we wait as long as we are told.
+        """
+        self.window.answered(runs, now)
+        self._freed += runs
+        if self._may_be_early and now < self.opens_at and self._freed >= self.window.in_flight:
+            self._may_be_early = False
+            self.opens_at = now
+
     def ended(self) -> None:
         """Note that a batch it had not admitted is over, for whatever reason."""
         self._probing = False
@@ -117,9 +132,12 @@ class Gateway:
             self.window.gone(runs)
         if isinstance(error, Overloaded):  # it is busy, and that is all
             self.refused += runs
-            delay_s = self._policy.delay_s(self._turned_away, retry_after_s(error))
-            self._turned_away += 1
-            self.opens_at = max(self.opens_at, now + delay_s)
+            if sent_at >= self._refused_at:
+                delay_s = self._policy.delay_s(self._turned_away, retry_after_s(error))
+                self.opens_at = max(self.opens_at, now + delay_s)
+                self._may_be_early = not self._turned_away
+                self._refused_at, self._freed = now, 0
+                self._turned_away += 1
         else:
             self.suspect(error, sent_at=sent_at, now=now)
 

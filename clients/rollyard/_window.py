@@ -1,12 +1,13 @@
 """How many runs may be at one gateway: additive increase, multiplicative decrease.
 
-A gateway whose queue is full says 429, at once and cheaply; but a client that only waits and comes
+A gateway whose queue is full says so, at once and cheaply; but a client that only waits and comes
 back with everything keeps an overloaded service as overloaded as it is. So the runs in flight are
-bounded. The bound starts where it hinders nobody; a refusal halves it, once for all requests that
-were sent before it was known; each window of answers adds STEP runs, and when no refusal came for
-QUIET_S, each answer adds one, which doubles it in the time of one window. What is above the bound
-waits here, in order, and costs the service nothing. (Chiu and Jain, "Analysis of the increase and
-decrease algorithms for congestion avoidance", 1989: clients that do so come to equal shares.)
+bounded. The bound starts where it hinders nobody. A refusal halves it, once for all requests that
+were sent before it was known, or lowers it to what the gateway did take of them. Each window of
+answers adds STEP runs; when no refusal came for QUIET_S, each answer adds one, which doubles it in
+the time of one window. What is above the bound waits here, in order, and costs the service
+nothing. (Chiu and Jain, "Analysis of the increase and decrease algorithms for congestion
+avoidance", 1989: clients that do so come to equal shares.)
 """
 
 MAX_RUNS = 65_536
@@ -61,6 +62,8 @@ class Window:
             self._cut_at = now
             self._refusals += 1
         self.in_flight -= runs
+        # As the answers to one burst come in, what is still in flight is what was taken of it.
+        self.limit = max(min(self.limit, LEAST_RUNS), min(self.limit, float(self.in_flight)))
 
     def admitted(self) -> None:
         """Note that a batch was taken."""

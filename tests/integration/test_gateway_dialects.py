@@ -12,7 +12,7 @@ from gateway_pool import PlayWorker, pool, until
 
 from rollyard.types import RunResult
 from rollyard_queue.embedded import EmbeddedServer
-from rollyard_queue.records import Delivery, FinishedRun, QueuedRun
+from rollyard_queue.records import FinishedRun, QueuedRun
 from rollyard_queue.redis import RedisQueue
 from rollyard_service.app import create_app
 from rollyard_service.dialects import codejudge, sandboxfusion
@@ -105,10 +105,8 @@ async def test_our_fault_is_never_the_program_s(server: EmbeddedServer) -> None:
 
     async def failed(client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> Any:
         call = asyncio.create_task(client.post(path, json=body))
-        deliveries: list[Delivery] = []
-        while not deliveries:
-            await queue.wait("faulty", for_work=True, wait_s=0.2)
-            deliveries = await queue.claim("faulty", max_runs=10, lease_s=30)
+        while not (deliveries := await queue.claim("faulty", max_runs=10, lease_s=30)):
+            await asyncio.sleep(0.01)
         await queue.finish("faulty", [
             FinishedRun(one.run_id, one.attempt, RunResult(
                 run_id=one.run_id, outcome="infra_error", message="the jail fell down",

@@ -30,8 +30,8 @@ def table(plan: Plan, costs: Costs) -> str:
              plan.workers, plan.worker_cores, memory["workers"]),
         "",
         f"Simulated: p50 {plan.p50_s:.3g} s, p99 {plan.p99_s:.3g} s, worker cores"
-        f" {plan.utilisation:.0%} busy until the last run ended. By formula: p99 {plan.formula_p99_s:.3g} s. Without any"
-        f" waiting: {plan.floor_s:.3g} s.",
+        f" {plan.utilisation:.0%} busy until the last run ended. By formula: p99"
+        f" {plan.formula_p99_s:.3g} s. Without any waiting: {plan.floor_s:.3g} s.",
         "",
         "| what a run costs on this machine | ms |",
         "|---|---|",

@@ -116,6 +116,14 @@ def test_groups_of_equal_reward_are_rejected_and_lost_ones_are_counted() -> None
     assert loop.choose(one_failure, loop.Config(keep=2), rng, metrics) is not None
 
 
+async def test_the_toy_scores_what_is_no_integer_as_wrong() -> None:
+    problem = task.splits().train[0]
+    right = written(task.answer_turn(problem.answer, twice=False), None, "ok")
+    garbage = written(task.answer_turn("1 + (", twice=False), None, "ok")
+    assert await arms.score(right, problem) == 1.0
+    assert await arms.score(garbage, problem) == 0.0
+
+
 def test_micro_batches_give_the_same_update() -> None:
     group = [written(ANSWER * (1 + i % 2), float(i % 2), "ok") for i in range(8)]
     after: list[torch.Tensor] = []

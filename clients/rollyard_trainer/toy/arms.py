@@ -113,8 +113,8 @@ def faulty(run: Runner, share: float, seed: int) -> Runner:
 
 
 async def score(one: Trajectory, problem: loop.Problem) -> float | None:
-    """Equation 3; this task's answers are integers, which need no run."""
-    return verify.reward(await verify.check(one.own_text, problem.answer))
+    """Equation 3. Answers are integers, so what is none is wrong, and not unverifiable."""
+    return verify.reward(await verify.check(one.own_text, problem.answer)) or 0.0
 
 
 def config_of(arm: Arm, settings: Settings) -> loop.Config:

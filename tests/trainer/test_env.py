@@ -115,7 +115,7 @@ async def test_memo_runs_a_program_once_and_checks_some_again(run: Runner) -> No
 
 async def test_symbolic_answers_are_compared_by_a_run_or_not_at_all(run: Runner) -> None:
     text = "<answer>\\boxed{\\frac{1}{2}}</answer>"
-    assert await verify.check(text, "0.5", run) in ("correct", "unverifiable")
+    assert await verify.check(text, "0.5", run) == "correct"
     endless = "<answer>\\boxed{9^{9^{9^{9^9}}}}</answer>"
     assert await verify.check(endless, "0.5", run) in ("wrong", "unverifiable")
 

@@ -53,6 +53,8 @@ find_python() {
 # A stamp of all that decides its contents makes the second call quick.
 make_environment() {
   local directory=$1 python=$2 requirement=$3 group=$4 stamp version
+  # venv --clear would empty what a link points to: somebody else's environment.
+  ! [ -L "$directory" ] || die "$directory is a link; remove it, so that this checkout gets its own"
   version=$("$python" -I -c 'import sys; print(sys.version)')
   stamp=$(printf '%s\n' "$PWD" "$version" "$requirement" "$group" | cat - pyproject.toml | sha256sum)
   if [ "$(cat "$directory/.rollyard-stamp" 2>/dev/null)" = "$stamp" ]; then

@@ -54,11 +54,12 @@ def test_parts_of_two_libraries_are_not_joined() -> None:
 
 # Runs in an interpreter of its own, with the package under the name that it has in the jail.
 _PROGRAM = """
-import gc, json, os, sys
+import ctypes, gc, json, os, sys
 sys.path.insert(0, sys.argv[1])
 from rollyard_guest import immortal, mappings
 known = {"numbers": list(range(50_000)), "text": "ä" * 10_000,
          "nested": [{"a": i} for i in range(999)]}
+room = bytearray(8 << 20)  # from calloc, and never written
 before = json.dumps(known)
 count = immortal.make_immortal()
 gc.freeze()
@@ -67,15 +68,25 @@ shared = mappings.share_written()
 assert json.dumps(known) == before
 lines = open("/proc/self/maps").read().splitlines()
 warm = [line for line in lines if "rollyard-warm" in line]
+absent = 0
+for line in warm:
+    start, end = (int(address, 16) for address in line.split()[0].split("-"))
+    seen = (ctypes.c_ubyte * ((end - start) // 4096))()
+    span = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
+    assert ctypes.CDLL(None).mincore(*span, seen) == 0
+    absent += sum(1 for page in seen if not page & 1)
 first, second = sys.getrefcount(known), sys.getrefcount(object())
 pid = os.fork()
 if pid == 0:
     known["numbers"].reverse()
+    assert not any(room)
+    room[:] = b"x" * len(room)
     known["nested"].append([0] * 100_000)
     os._exit(0 if sum(known["numbers"]) == sum(range(50_000)) else 1)
 status = os.waitpid(pid, 0)[1]
 print(json.dumps({
-    "count": count, "shared": shared, "warm": warm, "immortal": first, "mortal": second,
+    "absent": absent, "room": sum(map(bool, room)), "count": count,
+    "shared": shared, "warm": warm, "immortal": first, "mortal": second,
     "status": status, "same": json.dumps(known) == before,
     "descriptors": [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
                     if os.path.exists(f"/proc/self/fd/{n}")],
@@ -102,6 +113,14 @@ def test_memory_moved_into_a_file_holds_what_it_held_and_forks_do_not_share_writ
     # Private mappings only: the file itself cannot be reached, and is sealed.
     assert all(line.split()[1].endswith("p") for line in found["warm"])
     assert not [name for name in found["descriptors"] if "rollyard-warm" in name]
+
+
+def test_no_process_fills_the_file_for_others(tmp_path: Path) -> None:
+    # A hole would be filled by the first program that reads it: for all, who can see it.
+    found = _in_an_interpreter(jail.guest_code(tmp_path))
+    assert found["warm"]
+    assert found["absent"] == 0
+    assert found["room"] == 0
 
 
 def test_what_was_loaded_is_immortal_and_what_comes_later_is_not(tmp_path: Path) -> None:

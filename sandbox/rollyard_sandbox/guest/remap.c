@@ -49,6 +49,11 @@ static long system_call(long number, long a, long b, long c, long d, long e, lon
 
 enum { PAGE = 4096 }; /* copied in these units; a kernel with larger pages has multiples of it */
 
+/* Zeros from this length on (64 KiB, a multiple of any kernel's page) become untouched anonymous
+   memory. They may not be holes of the file: the first process to read a hole fills it for all,
+   at the expense of its own control group and for ever, and mincore(2) shows that to the others. */
+enum { ROOM = 65536 };
+
 static int is_zero(const char *page) {
   const unsigned long *words = (const unsigned long *)page;
   for (unsigned long i = 0; i < PAGE / sizeof *words; i++)
@@ -56,20 +61,59 @@ static int is_zero(const char *page) {
   return 1;
 }
 
-/* Returns 0, or a negative errno. After an error every region is still what it was: one that could
-   not be copied is not mapped, and those done before are complete. */
+/* The first whole ROOM of zeros in [from, end), or end. */
+static unsigned long find_room(unsigned long from, unsigned long end) {
+  unsigned long at = (from + ROOM - 1) / ROOM * ROOM;
+  for (; at + ROOM <= end; at += ROOM) {
+    unsigned long page = at;
+    while (page < at + ROOM && is_zero((const char *)page)) page += PAGE;
+    if (page == at + ROOM) return at;
+  }
+  return end;
+}
+
+static unsigned long end_of_room(unsigned long at, unsigned long end) {
+  do at += ROOM;
+  while (at + ROOM <= end && find_room(at, at + ROOM) == at);
+  return at;
+}
+
+static long move(long fd, const struct region *r, unsigned long from, unsigned long to) {
+  unsigned long offset = r->offset + (from - r->start);
+  for (unsigned long page = from; page < to; page += PAGE) {
+    long written =
+        system_call(SYS_pwrite64, fd, (long)page, PAGE, (long)(offset + (page - from)), 0, 0);
+    if (written != PAGE) return written < 0 ? written : -5; /* EIO */
+  }
+  return system_call(SYS_mmap, (long)from, (long)(to - from), (long)r->protection,
+                     MAP_PRIVATE | MAP_FIXED, fd, (long)offset);
+}
+
+static long make_room(const struct region *r, unsigned long from, unsigned long to) {
+  return system_call(SYS_mmap, (long)from, (long)(to - from), (long)r->protection,
+                     MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS, -1, 0);
+}
+
+/* Returns 0, or a negative errno. After an error all memory still holds what it did: a part that
+   could not be copied is not mapped, and those done before are complete. */
 long rollyard_remap(long fd, const struct region *regions, long count) {
   for (long i = 0; i < count; i++) {
     struct region r = regions[i];
-    for (unsigned long done = 0; done < r.length; done += PAGE) {
-      const char *page = (const char *)(r.start + done);
-      if (is_zero(page)) continue; /* a hole reads as zeros and takes no memory */
-      long written = system_call(SYS_pwrite64, fd, (long)page, PAGE, (long)(r.offset + done), 0, 0);
-      if (written != PAGE) return written < 0 ? written : -5; /* EIO */
+    unsigned long end = r.start + r.length;
+    for (unsigned long at = r.start; at < end;) {
+      unsigned long room = find_room(at, end);
+      if (room > at) {
+        long moved = move(fd, &r, at, room);
+        if (moved < 0 && moved > -4096) return moved;
+      }
+      at = room;
+      if (at < end) {
+        unsigned long after = end_of_room(at, end);
+        long made = make_room(&r, at, after);
+        if (made < 0 && made > -4096) return made;
+        at = after;
+      }
     }
-    long mapped = system_call(SYS_mmap, (long)r.start, (long)r.length, (long)r.protection,
-                              MAP_PRIVATE | MAP_FIXED, fd, (long)r.offset);
-    if (mapped < 0 && mapped > -4096) return mapped;
   }
   return 0;
 }

@@ -39,6 +39,18 @@ class QueueFull(QueueError):
         self.job = job
 
 
+class RunIdTaken(QueueError):
+    """An id belongs to a run with another content; nothing of the batch was queued.
+
+    ``run_ids`` are those of the batch of which that is true.
+    """
+
+    def __init__(self, run_ids: Sequence[str]) -> None:
+        more = f" (and {len(run_ids) - 1} more)" if len(run_ids) > 1 else ""
+        super().__init__(f"run id {run_ids[0]!r}{more} belongs to another program")
+        self.run_ids = tuple(run_ids)
+
+
 class Queue(ABC):
     """One queue, as gateways and workers see it. Every method raises QueueUnavailable."""
 
@@ -47,10 +59,13 @@ class Queue(ABC):
         """Queue a batch in one round trip, all or nothing; receipts in order.
 
         ``reply_to`` names the reply list of the waiting gateway process. A run that was
-        abandoned earlier (see cancel) starts anew.
+        abandoned earlier (see cancel) starts anew. Runs of one id are one run, unless both have
+        a digest and these differ.
 
         Raises:
             QueueFull: the batch does not fit.
+            RunIdTaken: the queue knows an id, for as long as the result is kept, with another
+                digest.
         """
 
     @abstractmethod
@@ -86,7 +101,20 @@ class Queue(ABC):
 
     @abstractmethod
     async def finish(self, worker_id: str, finished: Sequence[FinishedRun]) -> list[bool]:
-        """Record results in one round trip; False where another result or owner was first."""
+        """Record results in one round trip; False where another result or owner was first.
+
+        Where runs of several parts are given (see part_of) and one part does not answer, the
+        others' results are recorded all the same, and all may be given again.
+        """
+
+    @property
+    def parts(self) -> int:
+        """Of how many parts the queue consists, which may be away one without the others."""
+        return 1
+
+    def part_of(self, run_id: str) -> int:
+        """The part that has this run, counted from 0."""
+        return 0
 
     @abstractmethod
     async def release(self, worker_id: str, run_ids: Sequence[str]) -> int:

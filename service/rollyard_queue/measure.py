@@ -71,7 +71,10 @@ class Measurement:
         for start in range(0, self._runs, self._batch):
             runs = [
                 QueuedRun(
-                    f"{self._round:08x}{number:024x}", payload, expires_in_ms=self._expires_in_ms
+                    f"{self._round:08x}{number:024x}",
+                    payload,
+                    expires_in_ms=self._expires_in_ms,
+                    digest=b"digested",
                 )
                 for number in range(start, start + self._batch)
             ]

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+DIGEST_BYTES = 8
+
 
 class QueuedRun(msgspec.Struct, frozen=True):
     """A run on its way in; ``payload`` is the JSON of a ``rollyard.types.RunRequest`` with id.
@@ -17,6 +19,8 @@ class QueuedRun(msgspec.Struct, frozen=True):
     expires_in_ms: int | None = None
     priority: int = 0
     """Within the job, higher goes first; of equals the earliest deadline, then the oldest."""
+    digest: bytes = b""
+    """DIGEST_BYTES that differ where two runs of one id are not the same; empty: same as any."""
 
 
 class SubmitReceipt(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Self, override
 from zlib import crc32
 
-from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
+from rollyard_queue.base import Queue, QueueFull, QueueUnavailable, RunIdTaken
 from rollyard_queue.bounds import Bounds
 from rollyard_queue.listening import Listener, Source
 from rollyard_queue.mailbox import Mailbox
@@ -93,7 +93,7 @@ class RedisQueue(Queue):
         """See Queue.submit. Results may reach ``replies`` before this returns.
 
         Raises:
-            QueueFull: nothing of the batch stays queued.
+            QueueFull, RunIdTaken: nothing of the batch stays queued.
             ValueError: more than 1,024 runs, or ``reply_to`` is not one line.
         """
         if not runs:
@@ -121,12 +121,16 @@ class RedisQueue(Queue):
     async def _refuse(
         self, failures: list[BaseException], receipts: list[SubmitReceipt], reply_to: str
     ) -> None:
-        """All or nothing: where a shard is full, the others give back what they took."""
+        """All or nothing: where a shard refuses, the others give back what they took."""
         full = [failure for failure in failures if isinstance(failure, QueueFull)]
-        if len(full) < len(failures):
-            raise next(failure for failure in failures if not isinstance(failure, QueueFull))
+        taken = [failure for failure in failures if isinstance(failure, RunIdTaken)]
+        if len(full) + len(taken) < len(failures):
+            refusals = (QueueFull, RunIdTaken)
+            raise next(failure for failure in failures if not isinstance(failure, refusals))
         accepted = [receipt.run_id for receipt in receipts if receipt.state == "accepted"]
         await self.cancel(accepted, abandon_by=reply_to)
+        if taken:
+            raise RunIdTaken([run_id for failure in taken for run_id in failure.run_ids])
         raise max(full, key=lambda failure: failure.retry_after_s)
 
     @override
@@ -302,13 +306,22 @@ class RedisQueue(Queue):
         finally:
             await self._places.close()
 
+    @property
+    @override
+    def parts(self) -> int:
+        return len(self._shards)
+
+    @override
+    def part_of(self, run_id: str) -> int:
+        return crc32(run_id.encode()) % len(self._shards) if len(self._shards) > 1 else 0
+
     def _parts(self, run_ids: Sequence[str]) -> dict[int, list[int]]:
         """Shard to the indexes of its runs."""
         if len(self._shards) == 1:
             return {0: list(range(len(run_ids)))} if run_ids else {}
         parts: dict[int, list[int]] = {}
         for index, run_id in enumerate(run_ids):
-            parts.setdefault(crc32(run_id.encode()) % len(self._shards), []).append(index)
+            parts.setdefault(self.part_of(run_id), []).append(index)
         return parts
 
     async def _each[T, A](

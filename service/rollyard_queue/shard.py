@@ -12,11 +12,12 @@ the contract:
 from collections.abc import Sequence
 from typing import cast
 
-from rollyard_queue.base import QueueFull
+from rollyard_queue.base import QueueFull, RunIdTaken
 from rollyard_queue.bounds import Bounds
 from rollyard_queue.connections import Answer, Argument, Node
 from rollyard_queue.listening import Ear, Kind
 from rollyard_queue.records import (
+    DIGEST_BYTES,
     Delivery,
     FinishedRun,
     QueuedRun,
@@ -50,6 +51,7 @@ KEYS = (
 
 PLACE_CHARS = 18  # since and suffix, before the id (lua/prelude.lua)
 SINCE_CHARS = 16
+NO_DIGEST = bytes(DIGEST_BYTES)
 
 
 class Shard:
@@ -79,12 +81,15 @@ class Shard:
             kind = (run.job, run.expires_in_ms, run.priority)
             number = classes.setdefault(kind, len(classes) + 1)
             each += (run.run_id, run.payload, number)
-        head: list[Argument] = [reply_to, *self._admission, len(classes)]
+        digests = b"".join([run.digest or NO_DIGEST for run in runs])
+        head: list[Argument] = [reply_to, *self._admission, digests, len(classes)]
         for job, expires_in_ms, priority in classes:
             head += (job, "" if expires_in_ms is None else expires_in_ms, priority)
         answer = cast("list[bytes]", await self._run("submit", *head, *each))
         if answer[0] == b"full":
             raise self._full(len(runs), answer)
+        if answer[0] == b"conflict":
+            raise RunIdTaken([runs[number - 1].run_id for number in cast("list[int]", answer[1:])])
         return _receipts(runs, answer)
 
     async def cancel(self, run_ids: Sequence[str], *, abandon_by: str | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
-from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
+from rollyard_queue.base import Queue, QueueFull, QueueUnavailable, RunIdTaken
 from rollyard_queue.records import QueuedRun
 from rollyard_service.abandonment import Abandonment
 from rollyard_service.call import Call
@@ -90,7 +90,7 @@ class Exchange:
         The caller must drop() the call when it stops waiting, whatever happened.
 
         Raises:
-            QueueFull: nothing was queued.
+            QueueFull, RunIdTaken: nothing was queued.
             QueueUnavailable: the runs may or may not be queued; they are abandoned.
         """
         await self._abandonment.settled(call.run_ids)
@@ -102,8 +102,9 @@ class Exchange:
             await submission.answered
             self._metrics.count_admitted(len(call.run_ids))
             self._load.submitted(len(call.run_ids), call.payload_bytes)
-        except QueueFull:
-            self._metrics.count_not_admitted(len(call.run_ids), "overloaded")
+        except (QueueFull, RunIdTaken) as error:
+            reason = "overloaded" if isinstance(error, QueueFull) else "conflict"
+            self._metrics.count_not_admitted(len(call.run_ids), reason)
             self.drop(call, abandon=False)
             raise
         except BaseException as error:
@@ -167,7 +168,15 @@ class Exchange:
     async def _ask(self, runs: list[QueuedRun]) -> None:
         if not runs:
             return
-        for receipt in await self._queue.submit(runs, reply_to=self.reply_to):
+        try:
+            receipts = await self._queue.submit(runs, reply_to=self.reply_to)
+        except RunIdTaken as error:
+            # The queue had forgotten these, and took another program under their ids meanwhile.
+            for run_id in error.run_ids:
+                self._deliver(run_id, infra_error(run_id, f"the run was lost, and {error}"))
+            await self._ask([run for run in runs if run.run_id not in error.run_ids])
+            return
+        for receipt in receipts:
             if receipt.result is not None:
                 self._deliver(receipt.run_id, receipt.result)
 

@@ -4,21 +4,18 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 from pydantic import BaseModel, ValidationError
 
 from rollyard.types import BatchRequest, FieldProblem, RunRequest
 from rollyard_queue.records import QueuedRun
 from rollyard_service.ceilings import Ceilings
 from rollyard_service.refusal import invalid
-from rollyard_service.wire import WireRun, read_batch, read_run
+from rollyard_service.wire import WireRun, digest_of, read_batch, read_run, written
 
 MAX_PROBLEMS = 64
 """Problems named in one answer; more would only repeat them."""
 MAX_TEXT_CHARS = 300
 """Characters of a field path or message: both may quote what the caller sent."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class AcceptedRun(NamedTuple):
@@ -83,7 +80,9 @@ class Intake:
                     FieldProblem(field=f"{prefix.format(index)}run_id", message=message)
                 )
             seen.add(run_id)
-            accepted.append(self._encoded(run.model_copy(update=update) if update else run, run_id))
+            digest = b"" if run.run_id is None or problems else digest_of(run)
+            run = run.model_copy(update=update) if update else run
+            accepted.append(self._encoded(run, run_id, digest))
         if problems:
             raise invalid(problems[:MAX_PROBLEMS])
         return accepted
@@ -91,31 +90,33 @@ class Intake:
     def _taken(self, runs: Sequence[WireRun]) -> list[AcceptedRun]:
         """The same for runs that msgspec read, of which nothing is left to check."""
         wait_s = self._max_wait_s + self._slack_s
-        return [
-            AcceptedRun(
-                QueuedRun(run.run_id or "", _encode(run), run.job, None, run.priority),
-                wait_s + run.limits.timeout_s,
-            )
-            if run.deadline_s is None
-            else self._with_deadline(run, run.run_id or "", _encode(run), run.deadline_s)
-            for run in runs
-        ]
+        accepted: list[AcceptedRun] = []
+        for run in runs:
+            run_id, deadline_s, priority = run.run_id or "", run.deadline_s, run.priority
+            payload, digest = written(run)
+            if deadline_s is None:
+                queued = QueuedRun(run_id, payload, run.job, None, priority, digest)
+                accepted.append(AcceptedRun(queued, wait_s + run.limits.timeout_s))
+            else:
+                queued = QueuedRun(run_id, payload, run.job, _ms(deadline_s), priority, digest)
+                accepted.append(self._with_deadline(queued, deadline_s, run.limits.timeout_s))
+        return accepted
 
-    def _encoded(self, run: RunRequest, run_id: str) -> AcceptedRun:
-        payload = run.model_dump_json().encode()
-        if run.deadline_s is not None:
-            return self._with_deadline(run, run_id, payload, run.deadline_s)
-        wait_s = self._max_wait_s + self._slack_s
-        queued = QueuedRun(run_id, payload, run.job, None, run.priority)
-        return AcceptedRun(queued, wait_s + run.limits.timeout_s)
+    def _encoded(self, run: RunRequest, run_id: str, digest: bytes) -> AcceptedRun:
+        payload, deadline_s = run.model_dump_json().encode(), run.deadline_s
+        expires_in_ms = None if deadline_s is None else _ms(deadline_s)
+        queued = QueuedRun(run_id, payload, run.job, expires_in_ms, run.priority, digest)
+        return self._with_deadline(queued, deadline_s, run.limits.timeout_s)
 
     def _with_deadline(
-        self, run: RunRequest | WireRun, run_id: str, payload: bytes, deadline_s: float
+        self, queued: QueuedRun, deadline_s: float | None, timeout_s: float
     ) -> AcceptedRun:
-        expires_in_ms = max(1, round(deadline_s * 1000))
-        wait_s = min(self._max_wait_s, deadline_s) + self._slack_s
-        queued = QueuedRun(run_id, payload, run.job, expires_in_ms, run.priority)
-        return AcceptedRun(queued, wait_s + run.limits.timeout_s)
+        wait_s = self._max_wait_s if deadline_s is None else min(self._max_wait_s, deadline_s)
+        return AcceptedRun(queued, wait_s + self._slack_s + timeout_s)
+
+
+def _ms(deadline_s: float) -> int:
+    return max(1, round(deadline_s * 1000))
 
 
 def _validated[M: BaseModel](model: type[M], body: bytes) -> M:

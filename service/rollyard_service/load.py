@@ -24,6 +24,8 @@ TRUST_S = 0.5
 RETRY_S = (0.1, 30.0)
 """Least and most that a refused caller is told to wait."""
 UNKNOWN_RETRY_S = 1.0
+SURE_S, UNSURE_RETRY_S = 3.0, 2.0
+"""Until this much work was seen, the rate may be that of a start: nobody is told to wait longer."""
 FAILURE_S = 5.0
 """Seconds for which a refused submit says that the queue takes nothing, unless one succeeds."""
 
@@ -117,7 +119,8 @@ class Load:
         """Seconds until ``excess`` runs have drained."""
         if not self.rate:
             return UNKNOWN_RETRY_S
-        return min(RETRY_S[1], max(RETRY_S[0], excess / self.rate))
+        longest_s = RETRY_S[1] if self._seen_s >= SURE_S else UNSURE_RETRY_S
+        return min(longest_s, max(RETRY_S[0], excess / self.rate))
 
     async def _keep_looking(self) -> None:
         while True:

@@ -70,7 +70,7 @@ class Metrics:
         self._not_admitted = self._counter(
             "runs_refused", "Runs that the queue did not take.", "reason"
         )
-        for reason in ("overloaded", "unavailable"):
+        for reason in ("overloaded", "unavailable", "conflict"):
             self._not_admitted.labels(reason)
         self._asked_again = self._counter(
             "runs_asked_again", "Runs submitted again under their id: late, or after an outage."
@@ -114,7 +114,7 @@ class Metrics:
         self._admitted.inc(runs)
 
     def count_not_admitted(self, runs: int, reason: str) -> None:
-        """Count runs that the queue did not take: ``overloaded`` or ``unavailable``."""
+        """Count runs that the queue did not take: one of the reasons above."""
         self._not_admitted.labels(reason).inc(runs)
 
     def count_asked_again(self, runs: int) -> None:

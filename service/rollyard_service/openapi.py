@@ -63,6 +63,9 @@ def _answer(description: str, model: str, example: dict[str, Any]) -> dict[str, 
 _RETRY = {"Retry-After": {"description": "Whole seconds to wait.", "schema": {"type": "integer"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     401: _answer("The API key is missing or not accepted.", "ErrorResponse", ERROR_EXAMPLE),
+    409: _answer(
+        "A run id belongs to another program; nothing was queued.", "ErrorResponse", ERROR_EXAMPLE
+    ),
     413: _answer("The body is too large.", "ErrorResponse", ERROR_EXAMPLE),
     422: _answer("Malformed; each field is named.", "ErrorResponse", ERROR_EXAMPLE),
     429: _answer(

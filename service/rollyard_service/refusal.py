@@ -1,6 +1,7 @@
 """Answers that are not 2xx: one exception, one body shape."""
 
 import math
+from collections.abc import Iterable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -66,6 +67,14 @@ def unauthorized(message: str) -> Refusal:
 def not_found(message: str) -> Refusal:
     """404."""
     return Refusal(404, ErrorResponse(error="not_found", message=message))
+
+
+def conflict(message: str, places: Iterable[int]) -> Refusal:
+    """409: the ids of the runs at these places of the batch belong to other programs."""
+    what = "it was given to another program before: one id is one run"
+    problems = [FieldProblem(field=f"runs.{place}.run_id", message=what) for place in places]
+    message = f"{message}; nothing was queued"
+    return Refusal(409, ErrorResponse(error="conflict", message=message, problems=problems))
 
 
 def overloaded(message: str, retry_after_s: float, *, status: int = 503) -> Refusal:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rollyard.types import RUN_ID_PATTERN
-from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
+from rollyard_queue.base import Queue, QueueFull, QueueUnavailable, RunIdTaken
 from rollyard_service import openapi
 from rollyard_service.admission import Admission
 from rollyard_service.body import read_body
@@ -20,7 +20,7 @@ from rollyard_service.call import Call
 from rollyard_service.exchange import Exchange
 from rollyard_service.frontdoor import CLIENT_GONE, Handler, Headers
 from rollyard_service.intake import AcceptedRun, Intake
-from rollyard_service.refusal import Refusal, not_found, overloaded, unavailable
+from rollyard_service.refusal import Refusal, conflict, not_found, overloaded, unavailable
 from rollyard_service.shares import Shares
 from rollyard_service.stream import NDJSON, ResultStream, whole
 
@@ -116,6 +116,9 @@ class RunRoutes:
             message = f"{error}; nothing was queued"
             status = 429 if error.job else 503  # the job has its share, or nobody gets any more
             raise overloaded(message, error.retry_after_s, status=status) from None
+        except RunIdTaken as error:
+            places = [call.run_ids.index(run_id) for run_id in error.run_ids]
+            raise conflict(str(error), places) from None
         except QueueUnavailable as error:
             raise _outage(error) from error
         return call

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rollyard_queue.base import Queue, QueueFull, QueueUnavailable
+from rollyard_queue.base import Queue, QueueFull, QueueUnavailable, RunIdTaken
 from rollyard_queue.records import QueuedRun, SubmitReceipt
 
 SUBMIT_S = 4.0
@@ -54,8 +54,9 @@ class Submissions:
     def add(self, runs: Sequence[QueuedRun], *, size_bytes: int) -> Submission:
         """Have these runs submitted, all or nothing; ``size_bytes`` is that of their payloads.
 
-        ``answered`` raises QueueFull, or QueueUnavailable, after SUBMIT_S at the latest; the runs
-        may then still land: ``landed`` says whether, ``on_landed`` is called when they have.
+        ``answered`` raises QueueFull or RunIdTaken, or, after SUBMIT_S at the latest,
+        QueueUnavailable; the runs may then still land: ``landed`` says whether, ``on_landed`` is
+        called when they have.
         """
         loop = asyncio.get_running_loop()
         one = Submission(runs, size_bytes, loop.create_future())
@@ -106,7 +107,7 @@ class Submissions:
         runs = group[0].runs if len(group) == 1 else [run for one in group for run in one.runs]
         try:
             receipts = await self._queue.submit(runs, reply_to=self._reply_to)
-        except QueueFull as error:
+        except (QueueFull, RunIdTaken) as error:
             if len(group) == 1:
                 _refuse(group, error)
                 return

@@ -8,12 +8,14 @@ is malformed, is left to those models, which also have the words for what is wro
 
 import os
 import re
+from hashlib import blake2b
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from rollyard.types import JOB_PATTERN, MIB, RUN_ID_PATTERN, Language, Template
+from rollyard.types import JOB_PATTERN, MIB, RUN_ID_PATTERN, Language, RunRequest, Template
+from rollyard_queue.records import DIGEST_BYTES
 from rollyard_service.ceilings import Ceilings
 
 MAX_CODE_CHARS = 200_000
@@ -65,6 +67,14 @@ class _WireBatch(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     runs: Annotated[list[WireRun], Meta(min_length=1, max_length=1024)]
 
 
+class _AnyRun(WireRun, omit_defaults=True):
+    """With files too."""
+
+    files: dict[str, str | dict[str, str]] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_any = msgspec.json.Decoder(_AnyRun).decode
 _decode_run = msgspec.json.Decoder(WireRun).decode
 _decode_batch = msgspec.json.Decoder(_WireBatch).decode
 
@@ -83,6 +93,29 @@ def read_batch(body: bytes, ceilings: Ceilings) -> list[WireRun] | None:
         return _checked(_decode_batch(body).runs, ceilings)
     except msgspec.MsgspecError:
         return None
+
+
+def written(run: WireRun) -> tuple[bytes, bytes]:
+    """The payload for a worker, and the digest of what is asked for; ``run`` is used up.
+
+    The digest leaves out the id, and what says when: retries shorten the deadline.
+    """
+    run_id = run.run_id or ""
+    run.run_id = run.deadline_s = None
+    run.priority = 0
+    content = _encode(run)
+    # An id has nothing to escape.
+    payload = b'{"run_id":"%b",%b' % (run_id.encode(), content[1:])
+    return payload, blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def digest_of(run: RunRequest) -> bytes:
+    """The digest that :func:`written` gives the same request.
+
+    For a run may take this way or that: a neighbour in its batch decides.
+    """
+    fields = run.model_dump_json(exclude_unset=True, exclude={"run_id"})
+    return written(_decode_any(fields))[1]
 
 
 def _checked(runs: list[WireRun], ceilings: Ceilings) -> list[WireRun] | None:

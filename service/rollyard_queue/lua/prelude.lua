@@ -6,7 +6,8 @@
 -- gateway, worker or period are built from the tag inside the scripts (same slot, so a cluster
 -- allows it). What is kept per run is a field of a shared hash, not a key: one call serves a batch.
 --
---   KEYS[1]  load       hash  runs, bytes: queued runs and their payload bytes. Gone when runs is 0.
+--   KEYS[1]  load       hash  runs, bytes: queued runs and their payload bytes; since: µs when the
+--                             first of them met an empty queue. Gone when runs is 0.
 --   KEYS[2]  ring       zset  jobs with queued runs; score: µs when last served. A job that has
 --                             queue:<job> and is not here is at its cap of running runs; the end
 --                             of one of those brings it back.
@@ -32,8 +33,9 @@
 --   KEYS[16] trials     hash  worker to the id of the run on probation that it holds.
 --
 --   queue:<job>         zset  places of the job's queued runs; score: order. Gone when empty.
---   done:<period>       hash  id to result, for late duplicates. TTL; found for the result's TTL to
---                             one and a half times that.
+--   done:<period>       hash  id to result, for late duplicates; a result whose run has a digest has
+--                             + and the digest before it. TTL; found for the result's TTL to one
+--                             and a half times that.
 --   gone:<period>       hash  id to attempts of an abandoned life whose worker may still report.
 --   replies:<gateway>   stream  what was sent together is an entry of two fields: "<id> <bytes> <id>
 --                             <bytes> ..." and the results, one after the other. Deleted entry by
@@ -41,10 +43,11 @@
 --                             stream of a dead gateway goes by itself.
 --   inbox:<worker>      list  ids of running runs taken away from the worker. TTL INBOX_TTL_MS.
 --
--- A record is <since><suffix><order><flag><job>\n<gateway>\n<gateway>...: since is the µs of
+-- A record is <since><suffix><order><flag><digest><job>\n<gateway>\n<gateway>...: since is the µs of
 -- admission (16 digits), suffix two characters for the place within its batch, order a signed number
--- (17 characters): ms of the deadline less priority * PRIORITY_STEP, least first. The flag is d
--- where the caller named the deadline. A place is <since><suffix><id>.
+-- (17 characters): ms of the deadline less priority * PRIORITY_STEP, least first. The flag is d or D
+-- where the caller named the deadline, and + or D where a digest follows: 8 bytes that tell the
+-- run's content from another's. A place is <since><suffix><id>.
 --
 -- ARGV[1] is the tag with its colon, ARGV[2] the result's TTL in ms, ARGV[3] the attempts that a
 -- run has; a script's own arguments follow from ARGV[4]. Times that decide anything are this
@@ -63,6 +66,8 @@ local GONE_PERIOD_MS = 120000 -- several leases: by then its worker has been tol
 local TOTALS_TTL_MS = 7 * 86400 * 1000
 local WINDOW_US = 5000000 -- drain rate: over this window and the one before
 local PRIORITY_STEP = 4398046511104 -- 2^42: more ms than any deadline has until 2109
+local DIGEST_BYTES = 8
+local NO_DIGEST = string.rep('\0', DIGEST_BYTES) -- equal to any
 local UNPACK = 4000 -- even, for pairs; Lua's stack takes 8000
 
 local clock = redis.call('TIME')
@@ -94,8 +99,22 @@ end
 
 -- A record's parts. The job and the gateways of most runs in a batch are the same text.
 local parsed = {}
+local function has_digest(record)
+  local flag = string.byte(record, 36)
+  return flag == 43 or flag == 68 -- + or D
+end
+
+local function digest_of(record)
+  return has_digest(record) and string.sub(record, 37, 36 + DIGEST_BYTES) or NO_DIGEST
+end
+
+-- What of a record comes before its job.
+local function head_of(record)
+  return string.sub(record, 1, has_digest(record) and 36 + DIGEST_BYTES or 36)
+end
+
 local function who(record)
-  local tail = string.sub(record, 37)
+  local tail = string.sub(record, has_digest(record) and 37 + DIGEST_BYTES or 37)
   local known = parsed[tail]
   if not known then
     known = { gateways = {} }
@@ -152,7 +171,7 @@ local function enqueue(id, record, lost)
     redis.call('ZADD', TAG .. 'queue:' .. job, order, place)
     redis.call('ZADD', RING, 'NX', digits(NOW), job)
   end
-  if string.sub(record, 36, 36) == 'd' then
+  if string.find(record, '^[dD]', 36) then
     redis.call('ZADD', DEADLINES, digits(tonumber(order) % PRIORITY_STEP), id)
   end
 end
@@ -170,11 +189,12 @@ end
 -- Ends a run: stores the result for late duplicates and sends it to every gateway that waits.
 -- The caller has taken the run out of queue or leases, and calls flush() once at its end.
 local ended = 0
-local function settle(id, whose, result)
+local function settle(id, record, result)
   ended = ended + 1
   ids[ended] = id
-  results[2 * ended - 1], results[2 * ended] = id, result
-  local gateways = whose.gateways
+  results[2 * ended - 1] = id
+  results[2 * ended] = has_digest(record) and '+' .. digest_of(record) .. result or result
+  local gateways = who(record).gateways
   for i = 1, #gateways do
     local box = mail[gateways[i]]
     if not box then
@@ -240,9 +260,13 @@ local function flush()
     end
   end
   if changed_runs ~= 0 or bytes ~= 0 then
-    if redis.call('HINCRBY', LOAD, 'runs', changed_runs) <= 0 then
+    local runs = redis.call('HINCRBY', LOAD, 'runs', changed_runs)
+    if runs <= 0 then
       redis.call('DEL', LOAD, WAKE, BYTES)
     else
+      if runs == changed_runs then
+        redis.call('HSET', LOAD, 'since', digits(NOW))
+      end
       redis.call('HINCRBY', LOAD, 'bytes', bytes)
     end
   end
@@ -264,5 +288,5 @@ end
 
 local function expire(id, record)
   local message = 'the deadline passed before a worker started it'
-  settle(id, who(record), result_of(id, 'expired', message, since_of(record), attempts_of(id), ''))
+  settle(id, record, result_of(id, 'expired', message, since_of(record), attempts_of(id), ''))
 end

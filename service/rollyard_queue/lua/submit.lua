@@ -1,27 +1,33 @@
 #!lua
 -- Queues a batch, all or nothing. Refused by the server itself when it is out of memory.
 -- ARGV[4] gateway, [5] max queued runs, [6] max queued bytes, [7] and [8] the same for one job
--- (0: no bound of its own), [9] how many classes there are; then per class: job, ms until the
--- deadline or '', priority; then per run: id, payload, number of its class.
--- Answers {'full', job or '', seconds to wait as text, queued runs, queued bytes} and has changed
--- nothing, or {states, result, ...}: states has a letter for each run, a for accepted, j for joined
--- and d for done, and each d has a result, in order.
+-- (0: no bound of its own), [9] the digests of all runs, one after the other, [10] how many classes
+-- there are; then per class: job, ms until the deadline or '', priority; then per run: id, payload,
+-- number of its class.
+-- Answers {'full', job or '', seconds to wait as text, queued runs, queued bytes} or {'conflict',
+-- number of a run, ...}: those whose id belongs to another content; it has then changed nothing. Or
+-- {states, result, ...}: states has a letter for each run, a for accepted, j for joined and d for
+-- done, and each d has a result, in order.
 -- Reads load, totals, done:<period>, gone:<period>. Writes runs, payloads, history, queue:<job>, ring,
 -- deadlines, load, bytes, wake.
 local gateway, max_runs, max_bytes = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local job_max_runs, job_max_bytes = tonumber(ARGV[7]), tonumber(ARGV[8])
+local digests = ARGV[9]
 local NO_DEADLINE_MS = 86400000 -- the longest that a caller may name: in order, after all others
+local SURE_US, UNSURE_S = 3000000, 2 -- until this much work was seen, nobody waits longer for a guess
 local now_ms = math.floor(NOW / 1000)
 
-local jobs, classes, first = {}, {}, 10 + 3 * tonumber(ARGV[9])
-for i = 10, first - 1, 3 do
+local jobs, classes, first = {}, {}, 11 + 3 * tonumber(ARGV[10])
+for i = 11, first - 1, 3 do
   local job, named = ARGV[i], ARGV[i + 1] ~= ''
   local due = now_ms + (named and tonumber(ARGV[i + 1]) or NO_DEADLINE_MS)
   local order = due - tonumber(ARGV[i + 2]) * PRIORITY_STEP
   jobs[job] = jobs[job] or { runs = 0, bytes = 0, n = 0, places = {} }
-  classes[digits((i - 7) / 3)] = { -- by the text of its number
+  classes[digits((i - 8) / 3)] = { -- by the text of its number
     job = jobs[job], due = named and digits(due), order = digits(order),
-    record = string.format('%+017.0f', order) .. (named and 'd' or '-') .. job .. '\n' .. gateway,
+    head = string.format('%+017.0f', order) .. (named and 'd' or '-'),
+    head_of_digest = string.format('%+017.0f', order) .. (named and 'D' or '+'),
+    tail = job .. '\n' .. gateway,
   }
 end
 
@@ -54,7 +60,25 @@ for i = 1, n do
 end
 local found = #absent > 0 and recent('done:', PERIOD, 3, absent) or {}
 
+local function digest_at(i)
+  return string.sub(digests, DIGEST_BYTES * (i - 1) + 1, DIGEST_BYTES * i)
+end
+
+-- Whether the id of run i stands for another content: of a live run, one that ended, or run k.
+local function is_taken(i, k)
+  local id, mine, other = run_ids[i], digest_at(i), NO_DIGEST
+  if live[i] then
+    other = digest_of(live[i])
+  elseif k then
+    other = digest_at(k)
+  elseif string.byte(found[id]) == 43 then -- +
+    other = string.sub(found[id], 2, 1 + DIGEST_BYTES)
+  end
+  return mine ~= other and mine ~= NO_DIGEST and other ~= NO_DIGEST
+end
+
 local new, new_runs, new_bytes = {}, 0, 0
+local taken = { 'conflict' }
 for i = 1, n do
   local id = run_ids[i]
   if not live[i] and not found[id] and not new[id] then
@@ -63,10 +87,16 @@ for i = 1, n do
     new[id] = i
     new_runs, new_bytes = new_runs + 1, new_bytes + #ARGV[at + 1]
     job.runs, job.bytes = job.runs + 1, job.bytes + #ARGV[at + 1]
+  elseif is_taken(i, new[id]) then
+    taken[#taken + 1] = i
   end
 end
+if #taken > 1 then
+  return taken
+end
 
--- Seconds until the excess has drained, at the rate of the last two windows.
+-- Seconds until the excess has drained, at the rate of the last two windows. While the queue was
+-- empty no rate was to be seen: that time is left out, and what is left must be long enough.
 local function retry_after(runs_over, bytes_over, queued, queued_bytes, jobs_served)
   local seen = redis.call('HMGET', TOTALS, 'window', 'now', 'before')
   local window = math.floor(NOW / WINDOW_US)
@@ -76,9 +106,14 @@ local function retry_after(runs_over, bytes_over, queued, queued_bytes, jobs_ser
   if drained == 0 then
     return 1
   end
-  local rate = drained / ((WINDOW_US + NOW - window * WINDOW_US) / 1000000) / jobs_served
+  local busy_us = NOW - tonumber(redis.call('HGET', LOAD, 'since') or NOW)
+  local seen_us, longest_s = WINDOW_US + NOW - window * WINDOW_US, UNSURE_S
+  if busy_us >= SURE_US then
+    seen_us, longest_s = math.min(seen_us, busy_us), 30
+  end
+  local rate = drained / (seen_us / 1000000) / jobs_served
   local share = math.max(runs_over, bytes_over / math.max(1, queued_bytes) * queued)
-  return math.min(30, math.max(0.1, share / rate))
+  return math.min(longest_s, math.max(0.1, share / rate))
 end
 
 local function refusal(name, queued, queued_bytes, more, most_runs, most_bytes)
@@ -117,7 +152,13 @@ local function queue(i, id)
   local class = classes[ARGV[at + 2]]
   -- Within a batch the order is the caller's.
   local suffix, job, k = string.char(40 + math.floor(i / 32), 40 + i % 32), class.job, queued
-  records[k + 1], records[k + 2] = id, now .. suffix .. class.record
+  local digest, record = digest_at(i), nil
+  if digest == NO_DIGEST then
+    record = now .. suffix .. class.head .. class.tail
+  else
+    record = now .. suffix .. class.head_of_digest .. digest .. class.tail
+  end
+  records[k + 1], records[k + 2] = id, record
   payloads[k + 1], payloads[k + 2] = id, ARGV[at + 1]
   queued = k + 2
   local places, m = job.places, job.n
@@ -131,7 +172,11 @@ end
 for i = 1, n do
   local id = run_ids[i]
   if found[id] then
-    states[i], answer[#answer + 1] = 'd', found[id]
+    local result = found[id]
+    if string.byte(result) == 43 then -- +
+      result = string.sub(result, 2 + DIGEST_BYTES)
+    end
+    states[i], answer[#answer + 1] = 'd', result
   elseif new[id] == i then
     states[i] = 'a'
     queue(i, id)

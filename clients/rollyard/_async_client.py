@@ -164,6 +164,7 @@ class AsyncClient:
         echo_last: bool = False,
         job: str | None = None,
         run_id: str | None = None,
+        priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float | None = None,
     ) -> RunResult:
@@ -185,7 +186,10 @@ class AsyncClient:
             echo_last: Show the value of a last expression on stdout, as a notebook does.
             job: The training job it is accounted to. Default: the client's.
             run_id: Idempotency key. Submitted twice, it runs once and both calls return the one
-                result. Default: a new one; retries of this call always use the same.
+                result; with another program or other limits it is a Conflict. Default: a new
+                one; retries of this call always use the same.
+            priority: From -100 to 100. Among runs of one job that wait, higher go first; of equals
+                the earliest deadline, then the oldest. Jobs take turns whatever their priorities.
             deadline_s: Seconds from now within which it must start, else it is ``expired``.
             timeout_s: Seconds for the whole call, waiting and retries included. Default: the
                 client's; ``math.inf``: none. The program's own is ``limits["timeout_s"]``.
@@ -211,6 +215,7 @@ class AsyncClient:
             or language != "python"
             or isolation != "warm"
             or echo_last
+            or priority
             or deadline_s is not None
         ):
             options = Options(
@@ -224,6 +229,7 @@ class AsyncClient:
                 language,
                 isolation,
                 echo_last,
+                priority,
                 deadline_s,
             )
         if job is None:

@@ -46,6 +46,7 @@ class Options(NamedTuple):
     language: Language = "python"
     isolation: Literal["warm", "fresh"] = "warm"
     echo_last: bool = False
+    priority: int = 0
     deadline_s: float | None = None
 
 

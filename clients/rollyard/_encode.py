@@ -86,7 +86,7 @@ class Encoder:
                 told = tuple(limits.items())
             else:
                 return None
-            key = (job, told, *options[4:9])
+            key = (job, told, *options[4:10])
         try:
             shape = self._shapes.get(key)
         except TypeError:  # unhashable, hence malformed

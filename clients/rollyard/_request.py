@@ -15,6 +15,7 @@ _DEFAULTS: dict[str, object] = {
     "language": "python",
     "isolation": "warm",
     "echo_last": False,
+    "priority": 0,
 }
 
 

@@ -17,7 +17,7 @@ from rollyard_service.ceilings import Ceilings
 from rollyard_service.intake import Intake
 from rollyard_service.refusal import Refusal
 from rollyard_service.settings import GatewaySettings
-from rollyard_service.wire import MAX_CODE_CHARS, WireRun, read_batch, read_run
+from rollyard_service.wire import MAX_CODE_CHARS, WireRun, digest_of, read_batch, read_run, written
 
 CEILINGS = GatewaySettings().ceilings
 INTAKE = Intake(ceilings=CEILINGS, max_wait_s=100, slack_s=5)
@@ -83,6 +83,36 @@ def test_quick_reader_takes_only_what_the_models_take(batch: Sequence[dict[str, 
             assert len(got.pop("run_id")) == 32
             wanted.pop("run_id")
         assert got == wanted
+
+
+@given(runs)
+def test_digest_is_the_same_whichever_way_a_run_goes(batch: Sequence[dict[str, Any]]) -> None:
+    """A neighbour with files sends a whole batch the other way: a retry must not differ for it."""
+    body = json.dumps({"runs": batch}).encode()
+    quick = read_batch(body, CEILINGS)
+    if quick is None:
+        return
+    models = BatchRequest.model_validate_json(body, strict=True).runs
+    assert [written(run)[1] for run in quick] == [digest_of(run) for run in models]
+
+
+@given(
+    st.fixed_dictionaries({"code": texts}, optional=rest),
+    st.fixed_dictionaries({"code": texts}, optional=rest),
+)
+def test_digest_tells_programs_apart_and_leaves_out_id_and_time(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    apart = {"run_id": "mine", "deadline_s": 7, "priority": 3}
+    try:
+        first, second = RunRequest.model_validate(one), RunRequest.model_validate(other)
+        again = RunRequest.model_validate(one | apart)
+    except ValueError:
+        return
+    assert digest_of(first) == digest_of(again)
+    differ = {"run_id": None, "deadline_s": None, "priority": 0}
+    if first.model_copy(update=differ) != second.model_copy(update=differ):
+        assert digest_of(first) != digest_of(second)
 
 
 @given(runs, st.randoms(use_true_random=False))

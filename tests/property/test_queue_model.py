@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 from queue_server import Keys, outcome
 
-from rollyard_queue.base import QueueFull
+from rollyard_queue.base import QueueFull, RunIdTaken
 from rollyard_queue.connections import Server
 from rollyard_queue.embedded import EmbeddedServer
 from rollyard_queue.records import FinishedRun, QueuedRun, SubmitReceipt
@@ -43,17 +43,20 @@ counts = st.integers(1, 4)
 # ms until the deadline: passed, named and far, or not named. In the order of their turn.
 DEADLINES = [0, 3_600_000, 7_200_000, None]
 JOBS = ["x", "y"]
+# Mostly one, or each batch would be refused; "" is of a gateway that makes none.
+DIGESTS = [*[b"content1"] * 9, b"", b"content2"]
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> list[tuple[str, str, int, int | None]]:
-    """Some runs: id, job, priority and deadline of each."""
+def batches(draw: st.DrawFn) -> list[tuple[str, str, int, int | None, bytes]]:
+    """Some runs: id, job, priority, deadline and digest of each."""
     return [
         (
             draw(run_ids),
             draw(st.sampled_from(JOBS)),
             draw(st.sampled_from([0, 0, -3, 7])),
             draw(st.sampled_from([None, None, *DEADLINES])),
+            draw(st.sampled_from(DIGESTS)),
         )
         for _ in range(draw(st.integers(1, 4)))
     ]
@@ -75,6 +78,7 @@ class Life:
     lapsed: bool = False  # its lease has ended, nobody has reaped it yet
     probation: bool = False  # it has one attempt left
     result: bytes = b""
+    digest: bytes = b""
 
 
 @dataclass
@@ -169,13 +173,20 @@ class QueueMachine(RuleBasedStateMachine):
     # Gateways
 
     @rule(batch=batches(), gateway=gateways)
-    def submit(self, batch: list[tuple[str, str, int, int | None]], gateway: str) -> None:
+    def submit(self, batch: list[tuple[str, str, int, int | None, bytes]], gateway: str) -> None:
         model = self.model
         model.submitted += 1
         runs = [
-            QueuedRun(run_id, f"{run_id}/{model.submitted}".encode(), job, deadline, priority)
-            for run_id, job, priority, deadline in batch
+            QueuedRun(
+                run_id, f"{run_id}/{model.submitted}".encode(), job, deadline, priority, digest
+            )
+            for run_id, job, priority, deadline, digest in batch
         ]
+        if taken := self._taken(runs):
+            with pytest.raises(RunIdTaken) as refused:
+                self.do(self.by(gateway).submit(runs, reply_to=gateway))
+            assert list(refused.value.run_ids) == taken
+            return
         over = self._over(runs)
         if over:
             with pytest.raises(QueueFull) as full:
@@ -184,6 +195,16 @@ class QueueMachine(RuleBasedStateMachine):
             return
         receipts = self.do(self.by(gateway).submit(runs, reply_to=gateway))
         assert receipts == [self._submitted(run, gateway) for run in runs]
+
+    def _taken(self, runs: list[QueuedRun]) -> list[str]:
+        """Ids that stand for another content, of an earlier run or of one of this batch."""
+        first = {run.run_id: run.digest for run in reversed(runs)}
+        known = first | {run_id: life.digest for run_id, life in self.model.lives.items()}
+        return [
+            run.run_id
+            for run in runs
+            if run.digest and known[run.run_id] and run.digest != known[run.run_id]
+        ]
 
     def _over(self, runs: list[QueuedRun]) -> list[str]:
         """Whose bound the batch would pass: the queue's, which has no name, or some jobs'."""
@@ -207,7 +228,15 @@ class QueueMachine(RuleBasedStateMachine):
             turn = (-run.priority, DEADLINES.index(run.expires_in_ms), place)
             overdue = run.expires_in_ms == 0
             model.lives[run.run_id] = Life(
-                "queued", run.job, run.payload, turn, [gateway], overdue, base, base
+                "queued",
+                run.job,
+                run.payload,
+                turn,
+                [gateway],
+                overdue,
+                base,
+                base,
+                digest=run.digest,
             )
             return SubmitReceipt(run.run_id, "accepted")
         if life.state == "done":

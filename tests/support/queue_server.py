@@ -4,6 +4,7 @@ import json
 from typing import cast
 
 from rollyard_queue.connections import Server
+from rollyard_queue.records import DIGEST_BYTES
 from rollyard_queue.redis import RedisQueue
 
 
@@ -40,7 +41,8 @@ class Keys:
             if key.startswith("done:"):
                 value = await self._server.command("HGET", self._tag + key, run_id)
                 if value is not None:
-                    return cast("bytes", value)
+                    stored = cast("bytes", value)
+                    return stored[1 + DIGEST_BYTES :] if stored.startswith(b"+") else stored
         return None
 
     async def holds_payload(self, run_id: str) -> bool:

@@ -33,6 +33,7 @@ OPTIONS = st.builds(
     template=st.sampled_from(["auto", "bare", "huge", []]),
     language=st.sampled_from(["python", "bash", "cobol"]),
     echo_last=st.booleans(),
+    priority=st.sampled_from([0, 1, -100, 101, True, 1.0, 0.5, "1", [], None]),
     deadline_s=st.one_of(st.none(), st.integers(-1, 90_000), st.floats(), st.booleans()),
 )
 

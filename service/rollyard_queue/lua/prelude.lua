@@ -33,8 +33,8 @@
 --   KEYS[16] trials     hash  worker to the id of the run on probation that it holds.
 --
 --   queue:<job>         zset  places of the job's queued runs; score: order. Gone when empty.
---   done:<period>       hash  id to result, for late duplicates; a result whose run has a digest has
---                             + and the digest before it. TTL; found for the result's TTL to one
+--   done:<period>       hash  id to result, for late duplicates; before the result of a run that has
+--                             a digest stand + and the digest. TTL; found for the result's TTL to one
 --                             and a half times that.
 --   gone:<period>       hash  id to attempts of an abandoned life whose worker may still report.
 --   replies:<gateway>   stream  what was sent together is an entry of two fields: "<id> <bytes> <id>
@@ -192,8 +192,10 @@ local ended = 0
 local function settle(id, record, result)
   ended = ended + 1
   ids[ended] = id
-  results[2 * ended - 1] = id
-  results[2 * ended] = has_digest(record) and '+' .. digest_of(record) .. result or result
+  results[2 * ended - 1], results[2 * ended] = id, result
+  if has_digest(record) or string.byte(result) == 43 then -- +
+    results[2 * ended] = '+' .. digest_of(record) .. result
+  end
   local gateways = who(record).gateways
   for i = 1, #gateways do
     local box = mail[gateways[i]]

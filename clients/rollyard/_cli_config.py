@@ -106,7 +106,8 @@ def _meanings(settings: type[BaseModel]) -> dict[str, str]:
 
 
 def _shown(name: str, value: Any) -> Any:
-    if isinstance(value, SecretStr) or _SECRET.search(name):
+    is_number = isinstance(value, (int, float))  # max_in_flight_per_key is no key
+    if isinstance(value, SecretStr) or (_SECRET.search(name) and not is_number):
         return "(set)" if value else "(none)"
     if isinstance(value, (str, int, float, bool)) or value is None:
         return _without_password(value) if isinstance(value, str) else value

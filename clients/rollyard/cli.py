@@ -89,7 +89,7 @@ def up(
     port
         TCP port of the gateway; 0 picks a free one. More gateways take the ports after it.
     redis_url
-        Use this Redis (7.2 or newer) or Valkey instead of the embedded one: redis://, rediss://
+        Use this Redis (7.0 or newer) or Valkey instead of the embedded one: redis://, rediss://
         or unix:///path.
     gateways
         Number of gateway processes.

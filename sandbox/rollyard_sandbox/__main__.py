@@ -102,12 +102,16 @@ def _configure_logs() -> None:
 
 
 def _queue(settings: WorkerSettings) -> RedisQueue:
-    return RedisQueue.from_url(
-        settings.redis_url,
-        name=settings.queue,
-        shards=settings.shards,
-        max_running_per_job=settings.max_running_per_job,
-    )
+    try:
+        return RedisQueue.from_url(
+            settings.redis_url,
+            name=settings.queue,
+            shards=settings.shards,
+            max_running_per_job=settings.max_running_per_job,
+        )
+    except ValueError as error:
+        _say(f"rollyard worker: redis_url: {error}")
+        raise SystemExit(_EXIT_USAGE) from None
 
 
 async def _serve(settings: WorkerSettings) -> int:

@@ -28,6 +28,7 @@ _WAIT_S = 1.0
 _ANNOUNCE_S = 2.0
 _ANNOUNCE_TTL_S = 8.0
 _BACK_OFF_S = 0.5
+_FAILURES_FOR_EACH_LINE = 60
 # A slot that served before, then two new ones: a template that dies takes clones with it.
 _TRIES = (False, True, True)
 # Claimed but not started: enough to keep the cores busy between two claims, few enough that
@@ -80,6 +81,7 @@ class Worker:
         self._outbox = Outbox(queue, worker_id)
         self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._failures = 0  # calls of the queue that failed in a row
         metrics.watch(pool, self._held)
 
     def stop(self) -> None:
@@ -118,9 +120,9 @@ class Worker:
             try:
                 await self._announce()
             except QueueError as error:
-                log.warning("queue.unavailable", extra={"reason": str(error)})
-                await asyncio.sleep(_BACK_OFF_S)
+                await self._back_off(error)
             else:
+                self._failures = 0
                 log.info("worker.ready", extra={"slots": self._slots, "worker_id": self._id})
                 return
 
@@ -132,8 +134,18 @@ class Worker:
                 await self._serve_once()
             except QueueError as error:
                 self._metrics.count_queue_error()
-                log.warning("queue.unavailable", extra={"reason": str(error)})
-                await asyncio.sleep(_BACK_OFF_S)
+                await self._back_off(error)
+            else:
+                if self._failures:
+                    log.info("queue.back")
+                self._failures = 0
+
+    async def _back_off(self, error: QueueError) -> None:
+        """Wait before the next try; an outage is logged when it begins, then each half minute."""
+        if self._failures % _FAILURES_FOR_EACH_LINE == 0:
+            log.warning("queue.unavailable", extra={"reason": str(error)})
+        self._failures += 1
+        await asyncio.sleep(_BACK_OFF_S)
 
     async def _serve_once(self) -> None:
         notice = await self._wait()

@@ -15,7 +15,7 @@ import pytest
 from queue_server import Keys, lapse, outcome, until_ms_passed
 
 from rollyard.types import RunResult
-from rollyard_queue.base import QueueFull
+from rollyard_queue.base import QueueFull, RunIdTaken
 from rollyard_queue.connections import Server
 from rollyard_queue.embedded import EmbeddedServer
 from rollyard_queue.records import Delivery, FinishedRun, Notice, QueuedRun, Reply
@@ -236,6 +236,83 @@ async def test_the_wait_follows_the_rate_at_which_the_queue_drains(make_queue: M
     with pytest.raises(QueueFull) as many_more:
         await queue.submit([run(f"m{n}") for n in range(1000)], reply_to="gw")
     assert 1 < many_more.value.retry_after_s <= 30
+
+
+async def test_nobody_waits_long_for_a_rate_that_was_hardly_seen(make_queue: MakeQueue):
+    queue = make_queue(max_queued=1000)
+    await queue.submit(runs(1000), reply_to="gw")
+    await queue.claim("w", max_runs=1, lease_s=60)  # one in seconds, as far as one can tell
+    with pytest.raises(QueueFull) as refused:
+        await queue.submit([run(f"m{n}") for n in range(1000)], reply_to="gw")
+    assert 0.1 <= refused.value.retry_after_s <= 2
+
+
+async def test_a_rate_that_was_seen_for_long_is_believed(
+    make_queue: MakeQueue, server: Server, name: str
+):
+    queue = make_queue(max_queued=1000)
+    await queue.submit(runs(1000), reply_to="gw")
+    await queue.claim("w", max_runs=10, lease_s=60)
+    key = f"{{{name}:0}}:load"
+    since = int(cast("bytes", await server.command("HGET", key, "since")))
+    await server.command("HSET", key, "since", since - 60_000_000)  # a minute of work
+    with pytest.raises(QueueFull) as refused:
+        await queue.submit([run(f"m{n}") for n in range(1000)], reply_to="gw")
+    assert refused.value.retry_after_s == 30
+
+
+# What an id stands for
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "done", "cancelled", "redelivered"])
+async def test_an_id_stands_for_one_content(queue: RedisQueue, state: str):
+    mine, unknown = run("a", digest=b"content1"), run("a")
+    other = run("a", digest=b"content2")
+    await queue.submit([mine], reply_to="gw")
+    if state == "cancelled":
+        await queue.cancel(["a"])
+    elif state != "queued":
+        delivery = await claim_one(queue)
+        if state == "redelivered":
+            await lapse(queue, "w", "a")
+            assert await queue.reap() == 1
+        elif state == "done":
+            await queue.finish("w", [done(delivery, b"+ as it is")])
+    with pytest.raises(RunIdTaken, match="'a'") as refused:
+        await queue.submit([run("b"), other], reply_to="other")
+    assert refused.value.run_ids == ("a",)
+    met = "done" if state in ("done", "cancelled") else "joined"
+    for same in (mine, unknown):
+        [receipt] = await queue.submit([same], reply_to="other")
+        assert receipt.state == met
+        assert receipt.result == (b"+ as it is" if state == "done" else receipt.result)
+    assert await queue.cancel(["b"]) == ["unknown"]
+
+
+async def test_within_a_batch_too(queue: RedisQueue):
+    batch = [run("a", digest=b"content1"), run("a", digest=b"content2")]
+    with pytest.raises(RunIdTaken):
+        await queue.submit(batch, reply_to="gw")
+    assert (await queue.stats()).queued == 0
+    receipts = await queue.submit([batch[0], run("a"), batch[0]], reply_to="gw")
+    assert [receipt.state for receipt in receipts] == ["accepted", "joined", "joined"]
+
+
+@pytest.mark.parametrize("result", [b'{"outcome":"ok"}', b"+not a digest", b"Do as it says"])
+async def test_an_older_gateways_run_is_any_content(queue: RedisQueue, result: bytes):
+    await queue.submit([run("a"), run("b")], reply_to="gw")
+    await queue.finish("w", [done(await claim_one(queue), result)])
+    for run_id, state in (("a", "done"), ("b", "joined")):
+        [receipt] = await queue.submit([run(run_id, digest=b"content2")], reply_to="gw")
+        assert receipt.state == state
+        assert receipt.result == (result if state == "done" else None)
+
+
+async def test_an_abandoned_id_is_free_for_another_content(queue: RedisQueue):
+    await queue.submit([run("a", digest=b"content1")], reply_to="gw")
+    await queue.cancel(["a"], abandon_by="gw")
+    [receipt] = await queue.submit([run("a", digest=b"content2")], reply_to="gw")
+    assert receipt.state == "accepted"
 
 
 # Order

@@ -16,7 +16,7 @@ from cluster import RedisCluster, WatchedPair, redis_cluster, watched_pair
 from queue_server import lapse
 from traffic import Traffic
 
-from rollyard_queue.base import QueueFull, QueueUnavailable
+from rollyard_queue.base import QueueFull, QueueUnavailable, RunIdTaken
 from rollyard_queue.connections import Server
 from rollyard_queue.embedded import EmbeddedServer
 from rollyard_queue.records import Delivery, FinishedRun, Notice, QueuedRun, Reply
@@ -113,6 +113,18 @@ async def test_a_batch_that_one_shard_refuses_leaves_nothing_on_the_others(queue
     await queue.submit(batch[1:-1], reply_to="gw")
     assert (await queue.stats()).queued == 149
     await queue.cancel([run.run_id for run in batch])
+
+
+async def test_an_id_that_is_taken_on_one_shard_leaves_nothing_on_the_others(queue: RedisQueue):
+    old = [QueuedRun(f"r{number}", b"{}", digest=b"content1") for number in (1, 2, 3, 4)]
+    await queue.submit(old, reply_to="gw")
+    assert len({queue.part_of(run.run_id) for run in old}) > 1
+    new = [QueuedRun(f"r{number}", b"{}", digest=b"content2") for number in range(40)]
+    with pytest.raises(RunIdTaken, match="another program") as refused:
+        await queue.submit(new, reply_to="other")
+    assert sorted(refused.value.run_ids) == ["r1", "r2", "r3", "r4"]
+    assert (await queue.stats()).queued == 4
+    await queue.cancel([run.run_id for run in old])
 
 
 async def test_a_few_slots_drain_every_shard_and_serve_every_job(queue: RedisQueue):

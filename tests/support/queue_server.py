@@ -42,7 +42,7 @@ class Keys:
                 value = await self._server.command("HGET", self._tag + key, run_id)
                 if value is not None:
                     stored = cast("bytes", value)
-                    return stored[1 + DIGEST_BYTES :] if stored.startswith(b"+") else stored
+                    return stored[1 + DIGEST_BYTES :] if stored[:1] in (b"+", b"D") else stored
         return None
 
     async def holds_payload(self, run_id: str) -> bool:

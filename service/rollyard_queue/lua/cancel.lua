@@ -21,7 +21,8 @@ local function without(record)
   elseif #rest == 0 then
     return ''
   end
-  return head_of(record) .. who(record).job .. '\n' .. table.concat(rest, '\n')
+  local head = #record - #who(record).text
+  return string.sub(record, 1, head) .. who(record).job .. '\n' .. table.concat(rest, '\n')
 end
 
 -- Leaves nothing of the run but, where some worker may still report it, its attempt number.
@@ -60,7 +61,7 @@ local function stop(id, record, state)
     abandon(id, attempt)
   else
     local message = state == 'queued' and 'cancelled before it ran' or 'cancelled while it ran'
-    settle(id, record, result_of(id, 'cancelled', message, since_of(record), attempt, owner))
+    settle(id, record, who(record), result_of(id, 'cancelled', message, since_of(record), attempt, owner))
   end
 end
 

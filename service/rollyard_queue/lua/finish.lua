@@ -23,8 +23,9 @@ for i, id in ipairs(some) do
   if owners[i] == fence and records[i] and not seen[id] then
     seen[id] = true
     answer[i] = '1'
-    local job = who(records[i]).job
-    settle(id, records[i], ARGV[3 * i + 4])
+    local whose = who(records[i])
+    local job = whose.job
+    settle(id, records[i], whose, ARGV[3 * i + 4])
     stopped[job] = (stopped[job] or 0) + 1
     if id == trial then
       redis.call('HDEL', TRIALS, worker)

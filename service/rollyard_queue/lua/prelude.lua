@@ -34,7 +34,7 @@
 --
 --   queue:<job>         zset  places of the job's queued runs; score: order. Gone when empty.
 --   done:<period>       hash  id to result, for late duplicates; before the result of a run that has
---                             a digest stand + and the digest. TTL; found for the result's TTL to one
+--                             a digest stand its flag and that. TTL; found for the result's TTL to one
 --                             and a half times that.
 --   gone:<period>       hash  id to attempts of an abandoned life whose worker may still report.
 --   replies:<gateway>   stream  what was sent together is an entry of two fields: "<id> <bytes> <id>
@@ -99,25 +99,13 @@ end
 
 -- A record's parts. The job and the gateways of most runs in a batch are the same text.
 local parsed = {}
-local function has_digest(record)
-  local flag = string.byte(record, 36)
-  return flag == 43 or flag == 68 -- + or D
-end
-
-local function digest_of(record)
-  return has_digest(record) and string.sub(record, 37, 36 + DIGEST_BYTES) or NO_DIGEST
-end
-
--- What of a record comes before its job.
-local function head_of(record)
-  return string.sub(record, 1, has_digest(record) and 36 + DIGEST_BYTES or 36)
-end
-
+local sub, byte = string.sub, string.byte
 local function who(record)
-  local tail = string.sub(record, has_digest(record) and 37 + DIGEST_BYTES or 37)
+  local flag = byte(record, 36)
+  local tail = sub(record, (flag == 43 or flag == 68) and 37 + DIGEST_BYTES or 37) -- + or D
   local known = parsed[tail]
   if not known then
-    known = { gateways = {} }
+    known = { gateways = {}, text = tail }
     for line in string.gmatch(tail, '[^\n]+') do
       if known.job then
         known.gateways[#known.gateways + 1] = line
@@ -128,6 +116,12 @@ local function who(record)
     parsed[tail] = known
   end
   return known
+end
+
+-- The digest in a record (at 36), or before a result in done:<period> (at 1).
+local function digest_in(text, at)
+  local flag = byte(text, at)
+  return (flag == 43 or flag == 68) and sub(text, at + 1, at + DIGEST_BYTES) or NO_DIGEST
 end
 
 local function since_of(record)
@@ -189,14 +183,17 @@ end
 -- Ends a run: stores the result for late duplicates and sends it to every gateway that waits.
 -- The caller has taken the run out of queue or leases, and calls flush() once at its end.
 local ended = 0
-local function settle(id, record, result)
+local function settle(id, record, whose, result)
   ended = ended + 1
   ids[ended] = id
-  results[2 * ended - 1], results[2 * ended] = id, result
-  if has_digest(record) or string.byte(result) == 43 then -- +
-    results[2 * ended] = '+' .. digest_of(record) .. result
+  local stored, flag = result, byte(record, 36)
+  if flag == 43 or flag == 68 then
+    stored = sub(record, 36, 36 + DIGEST_BYTES) .. result
+  elseif byte(result) == 43 or byte(result) == 68 then -- it would be taken for a digest
+    stored = '+' .. NO_DIGEST .. result
   end
-  local gateways = who(record).gateways
+  results[2 * ended - 1], results[2 * ended] = id, stored
+  local gateways = whose.gateways
   for i = 1, #gateways do
     local box = mail[gateways[i]]
     if not box then
@@ -290,5 +287,5 @@ end
 
 local function expire(id, record)
   local message = 'the deadline passed before a worker started it'
-  settle(id, record, result_of(id, 'expired', message, since_of(record), attempts_of(id), ''))
+  settle(id, record, who(record), result_of(id, 'expired', message, since_of(record), attempts_of(id), ''))
 end

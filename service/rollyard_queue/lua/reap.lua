@@ -23,7 +23,7 @@ local function take_back(id)
   if lost >= MAX_ATTEMPTS then
     local message = lost .. (lost == 1 and ' worker was' or ' workers were')
       .. ' lost while it ran; not tried again'
-    settle(id, record, result_of(id, 'infra_error', message, since_of(record), attempt, owner))
+    settle(id, record, who(record), result_of(id, 'infra_error', message, since_of(record), attempt, owner))
   else
     redis.call('HSET', HISTORY, id, digits(attempt) .. ' ' .. digits(base))
     enqueue(id, record, lost)

@@ -61,18 +61,18 @@ end
 local found = #absent > 0 and recent('done:', PERIOD, 3, absent) or {}
 
 local function digest_at(i)
-  return string.sub(digests, DIGEST_BYTES * (i - 1) + 1, DIGEST_BYTES * i)
+  return sub(digests, DIGEST_BYTES * (i - 1) + 1, DIGEST_BYTES * i)
 end
 
 -- Whether the id of run i stands for another content: of a live run, one that ended, or run k.
 local function is_taken(i, k)
   local id, mine, other = run_ids[i], digest_at(i), NO_DIGEST
   if live[i] then
-    other = digest_of(live[i])
+    other = digest_in(live[i], 36)
   elseif k then
     other = digest_at(k)
-  elseif string.byte(found[id]) == 43 then -- +
-    other = string.sub(found[id], 2, 1 + DIGEST_BYTES)
+  else
+    other = digest_in(found[id], 1)
   end
   return mine ~= other and mine ~= NO_DIGEST and other ~= NO_DIGEST
 end
@@ -173,8 +173,8 @@ for i = 1, n do
   local id = run_ids[i]
   if found[id] then
     local result = found[id]
-    if string.byte(result) == 43 then -- +
-      result = string.sub(result, 2 + DIGEST_BYTES)
+    if byte(result) == 43 or byte(result) == 68 then -- before it stands a digest
+      result = sub(result, 2 + DIGEST_BYTES)
     end
     states[i], answer[#answer + 1] = 'd', result
   elseif new[id] == i then

@@ -145,6 +145,9 @@ class Batch:
             old[row, start - 1 : len(whole) - 1] = torch.tensor(one.logprobs)
         return cls(ids, mask.bool(), old)
 
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.ids.to(device), self.mask.to(device), self.old.to(device))
+
 
 def logprobs(model: nn.Module, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
     """Log-probability of each token but the first, and entropy where it was chosen: (B, T - 1)."""
@@ -160,11 +163,14 @@ def update(
     """Take ``config.updates`` optimizer steps, each on its share of the prompts."""
     shares = [selected[part :: config.updates] for part in range(config.updates)]
     clipped, entropy, tokens, norms = 0.0, 0.0, 0.0, []
+    device = next(model.parameters()).device
     for share in filter(None, shares):
         rows = [one for group, _ in share for one in group]
-        batch = Batch.of(rows)
-        groups = torch.tensor([i for i, (group, _) in enumerate(share) for _ in group])
-        advantage = torch.tensor(np.concatenate([gain for _, gain in share]))
+        batch = Batch.of(rows).to(device)
+        groups = torch.tensor(
+            [i for i, (group, _) in enumerate(share) for _ in group], device=device
+        )
+        advantage = torch.tensor(np.concatenate([gain for _, gain in share])).to(device)
         weights = objective.token_weights(
             batch.mask, groups, config.normalisation, max_tokens=config.sampling.max_tokens
         )

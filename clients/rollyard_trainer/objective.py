@@ -55,12 +55,12 @@ def token_weights(
     _, index = torch.unique(groups, return_inverse=True)
     count = int(index.max()) + 1
     if kind == "group_token":
-        per_group = torch.zeros(count).index_add_(0, index, lengths)
+        per_group = lengths.new_zeros(count).index_add_(0, index, lengths)
         scale = 1 / per_group.clamp(min=1)[index] / count
     elif kind == "batch_token":
         scale = torch.full_like(lengths, 1 / max(1.0, float(lengths.sum())))
     elif kind == "seq_mean":
-        sizes = torch.zeros(count).index_add_(0, index, torch.ones_like(lengths))
+        sizes = lengths.new_zeros(count).index_add_(0, index, torch.ones_like(lengths))
         scale = 1 / lengths.clamp(min=1) / sizes[index] / count
     else:
         if max_tokens is None:

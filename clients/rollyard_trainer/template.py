@@ -13,7 +13,7 @@ from typing import Any
 
 from rollyard_trainer.parse import TOOL_NAME
 
-END = "<|im_end|>"
+START, END = "<|im_start|>", "<|im_end|>"
 OPENING = "\n<|im_start|>assistant\n<reason>"
 
 TOOL: dict[str, Any] = {

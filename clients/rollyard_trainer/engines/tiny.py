@@ -1,25 +1,21 @@
-"""A GPT small enough for one CPU core, and its multi-turn decoder with a KV cache.
+"""A GPT small enough for one CPU core, and its decoder with a KV cache.
 
 Rows of a batch advance in lock step, one token each: first the tokens that a row is given (its
 prompt, then the tool's answers), then those that it samples. A row stops advancing when it ends
-its turn; when all have, their tool calls run at once.
+its turn.
 """
 
 # pyright: basic, reportMissingImports=false
 
-import asyncio
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rollyard_trainer import template
 from rollyard_trainer.engines import Sampling, Tokenizer
-from rollyard_trainer.env import PythonToolEnv
-from rollyard_trainer.trajectory import Trajectory
+from rollyard_trainer.engines.lockstep import LockStepEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,96 +114,42 @@ class TinyGPT(nn.Module):
         return self.head(self.norm(x))[:, 0]
 
 
-class TinyEngine:
+class TinyEngine(LockStepEngine):
     """Multi-turn rollouts of a :class:`TinyGPT`; see :class:`rollyard_trainer.engines.Engine`."""
 
     def __init__(self, model: TinyGPT, tokenizer: Tokenizer, seed: int) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self._chance = torch.Generator().manual_seed(seed)
+        super().__init__(tokenizer, model.shape.context, seed)
+        self.model = model
 
-    async def rollout(
-        self, prompts: Sequence[str], env: PythonToolEnv, sampling: Sampling
-    ) -> list[Trajectory]:
-        """One rollout per prompt; a turn of all rows, then all of their tool calls at once."""
-        trajectories = [Trajectory(self.tokenizer.encode(prompt)) for prompt in prompts]
-        cache = Cache(self.model.shape, len(prompts))
-        live, given = trajectories, [one.prompt_ids for one in trajectories]
-        for turn in range(1, sampling.max_turns + 1):
-            texts = self._turn(live, given, cache, sampling)
-            answers = await asyncio.gather(*(env.answer(text) for text in texts))
-            going: list[int] = []
-            given = []
-            for row, (one, calls) in enumerate(zip(live, answers, strict=True)):
-                one.calls += calls
-                if env.on_infra == "drop" and any(c.status == "infra_error" for c in calls):
-                    one.stop = "infra"
-                elif one.stop is None and not calls:
-                    one.stop = "answer"
-                elif one.stop is None and turn == sampling.max_turns:
-                    one.stop = "turns"
-                elif one.stop is None:
-                    self._read(one, [c.observation for c in calls], sampling, going, row, given)
-            if not going:
-                break
-            live = [live[row] for row in going]
-            cache.keep(torch.tensor(going))
-        return trajectories
+    def begin(self, rows: int) -> Cache:
+        return Cache(self.model.shape, rows)
 
-    def _read(
-        self, one: Trajectory, observations: list[str], sampling: Sampling,
-        going: list[int], row: int, given: list[list[int]],
-    ) -> None:  # fmt: skip
-        text = template.tool_turn(observations)
-        ids = self.tokenizer.encode(text)
-        if len(one.ids) + len(ids) >= self._room(one, sampling):
-            one.stop = "length"
-            return
-        # The turn's last token was sampled, and is not in the cache yet.
-        given.append([self.tokenizer.end_id, *ids])
-        one.read(ids, text)
-        going.append(row)
+    def keep(self, cache: Cache, rows: torch.Tensor) -> None:
+        cache.keep(rows)
 
-    def _room(self, one: Trajectory, sampling: Sampling) -> int:
-        return min(sampling.max_tokens, self.model.shape.context - len(one.prompt_ids))
-
-    @torch.no_grad()
-    def _turn(
-        self, live: list[Trajectory], given: list[list[int]], cache: Cache, sampling: Sampling
-    ) -> list[str]:
-        """Let each row write one turn, up to the end token or its limit; return the texts."""
+    def write(
+        self, given: list[list[int]], room: torch.Tensor, cache: Cache, sampling: Sampling
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and log-probabilities of one turn, with -1 where a row wrote none."""
         count = torch.tensor([len(ids) for ids in given])
-        forced = torch.zeros(len(live), int(count.max()), dtype=torch.long)
+        forced = torch.zeros(len(given), int(count.max()), dtype=torch.long)
         for row, ids in enumerate(given):
             forced[row, : len(ids)] = torch.tensor(ids)
-        room = torch.tensor([self._room(one, sampling) - len(one.ids) for one in live])
-        writing = torch.ones(len(live), dtype=torch.bool)
+        writing = torch.ones(len(given), dtype=torch.bool)
         token = forced[:, 0]
         tokens: list[torch.Tensor] = []
         scores: list[torch.Tensor] = []
         for step in range(1, int((count + room).max()) + 1):
             logits = self.model.step(token, cache).div(sampling.temperature).log_softmax(-1)
             cache.position += writing.long()
-            sampled = torch.multinomial(logits.exp(), 1, generator=self._chance)[:, 0]
+            sampled = torch.multinomial(logits.exp(), 1, generator=self.chance)[:, 0]
             is_forced = step < count
             token = torch.where(is_forced, forced[:, min(step, forced.shape[1] - 1)], sampled)
             wrote = writing & ~is_forced
             tokens.append(torch.where(wrote, token, -1))
             scores.append(logits.gather(1, token[:, None])[:, 0])
-            room -= wrote.long()
+            room = room - wrote.long()
             writing = writing & ~(wrote & ((token == self.tokenizer.end_id) | (room <= 0)))
             if not writing.any():
                 break
-        return self._record(live, torch.stack(tokens, 1), torch.stack(scores, 1))
-
-    def _record(
-        self, live: list[Trajectory], tokens: torch.Tensor, scores: torch.Tensor
-    ) -> list[str]:
-        texts: list[str] = []
-        for one, ids, values in zip(live, tokens.tolist(), scores.tolist(), strict=True):
-            written = [index for index, token in enumerate(ids) if token >= 0]
-            turn = [ids[index] for index in written]
-            texts.append(self.tokenizer.decode(turn))
-            one.wrote(turn, [values[index] for index in written], texts[-1])
-            if turn[-1] != self.tokenizer.end_id:
-                one.stop = "length"
-        return texts
+        return torch.stack(tokens, 1), torch.stack(scores, 1)

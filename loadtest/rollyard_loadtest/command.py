@@ -141,6 +141,8 @@ def bench(
         from rollyard_loadtest.session import Session
         from rollyard_loadtest.stack import StackOptions
 
+        if output is not None:
+            check_folder(output)
         options = StackOptions(
             slots=slots, gateways=gateways, null=null, null_service_ms=null_service_ms,
             cores=cores, allow_degraded=allow_degraded,
@@ -217,6 +219,7 @@ def compare(
     def work() -> int:
         from rollyard_loadtest.compare import Comparison
 
+        check_folder(output)
         comparison = Comparison(
             scenario_path=scenario, native=native, sandboxfusion=sandboxfusion, codejudge=codejudge,
             rounds=rounds, block_s=block_s, warmup_s=warmup_s, in_flight=in_flight,
@@ -282,6 +285,16 @@ def report(figures: Path, /, *, output: Path | None = None) -> int:
         return 0
 
     return _guarded(work)
+
+
+def check_folder(prefix: Path) -> None:
+    """Refuse before the load is made what could not be written after it.
+
+    Raises:
+        ValueError: the folder of the files is not there.
+    """
+    if not prefix.parent.is_dir():
+        raise ValueError(f"--output {prefix}: there is no folder {prefix.parent}")
 
 
 def _written(figures: "BenchFigures", prefix: Path, strict: bool) -> int:

@@ -149,8 +149,13 @@ def load_costs(path: Path, scenario: Scenario) -> Costs:
     """
     try:
         costs = Costs.model_validate_json(path.read_text())
-    except (OSError, ValidationError) as error:
-        raise CostsError(f"{path}: not a costs file of this version: {error}") from None
+    except OSError as error:
+        raise CostsError(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise CostsError(
+            f"{path}: not a costs file of this version ({error.error_count()} fields are wrong or"
+            " missing); name another file, or delete it to measure again"
+        ) from None
     if {k.name: k.share for k in costs.kinds} != scenario.shares():
         raise CostsError(
             f"{path} was measured for {costs.scenario!r}, with other programs than"

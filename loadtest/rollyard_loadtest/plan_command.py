@@ -108,6 +108,7 @@ def plan(
         from rollyard._up import require_python
 
         require_python()
+        from rollyard_loadtest.command import check_folder
         from rollyard_loadtest.costs_calls import WrongAnswer
         from rollyard_loadtest.plan import Planner, Wish
         from rollyard_loadtest.scenario import load
@@ -119,6 +120,8 @@ def plan(
         return OURS
     say = _Progress()
     try:
+        if output is not None:
+            check_folder(output)
         scenario = load(mix)
         known = _costs(costs, scenario, slots, quick, say)
         if validate:

@@ -162,7 +162,7 @@ def _write(state: Soak, done: int, prefix: str) -> list[Growth]:
     try:
         from rollyard_loadtest.plot import plot
     except ImportError:
-        sys.stderr.write("no plot: pip install 'rollyard[loadtest]'\n")
+        sys.stderr.write("no plot: pip install 'rollyard[bench]'\n")
     else:
         plot(growths, state.samples, Path(f"{prefix}.png"))
     return growths

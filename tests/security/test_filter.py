@@ -54,6 +54,12 @@ for option in (0x59616D61, 35, 26):
 for command in (1024, 1026):
     for argument in (0, 1, 0x8000003f):
         print(libc.fcntl(os.open("/usr", 0), command, argument), ctypes.get_errno())
+## huge pages of the memory that all forks of a template share
+for line in open("/proc/self/maps").readlines():
+    if "memfd:" in line:
+        start, end = (int(address, 16) for address in line.split()[0].split("-"))
+        span = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
+        print(libc.madvise(*span, 25), ctypes.get_errno())
 ## text pushed into a terminal
 for request in (0x5412, 0x541C):
     print(libc.ioctl(0, request, b"x"), ctypes.get_errno())

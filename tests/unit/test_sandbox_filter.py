@@ -12,7 +12,9 @@ from rollyard_sandbox.guest import filter as system_calls
 
 HIDDEN = set(system_calls._HIDDEN)  # pyright: ignore[reportPrivateUsage]
 REFUSED = set(system_calls._REFUSED)  # pyright: ignore[reportPrivateUsage]
-BY_ARGUMENT = {"clone", "socket", "mknod", "mknodat", "personality", "prctl", "ioctl", "fcntl"}
+BY_ARGUMENT = {
+    "clone", "socket", "mknod", "mknodat", "personality", "prctl", "ioctl", "fcntl", "madvise",
+}  # fmt: skip
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, ARM, RISCV64 = 0x40000003, 0x40000028, 0xC00000F3
 ALLOW, KILL_PROCESS, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -205,3 +207,10 @@ def test_prctl_ioctl_and_fcntl_refuse_what_changes_or_watches_others(machine: st
     for command in range(2048):
         wanted = EPERM if command in (1024, 1026) else ALLOW
         assert _call(machine, "fcntl", 0, command) == wanted
+
+
+@machines
+def test_pages_that_all_forks_share_are_not_collapsed(machine: str) -> None:
+    for advice in range(128):
+        wanted = EPERM if advice == 25 else ALLOW
+        assert _call(machine, "madvise", 0, 0, advice) == wanted

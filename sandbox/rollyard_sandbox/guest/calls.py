@@ -32,6 +32,7 @@ X86_64 = {
     "sethostname": 170, "setdomainname": 171, "sysfs": 139, "ustat": 136, "uselib": 134,
     "_sysctl": 156, "modify_ldt": 154, "clone": 56, "socket": 41, "mknod": 133, "mknodat": 259,
     "personality": 135, "prctl": 157, "ioctl": 16, "fcntl": 72,
+    "madvise": 28,
     **_EVERYWHERE,
 }  # fmt: skip
 
@@ -52,5 +53,6 @@ AARCH64 = {
     "vhangup": 58, "move_pages": 239, "mbind": 235, "migrate_pages": 238, "set_mempolicy": 237,
     "sethostname": 161, "setdomainname": 162, "clone": 220, "socket": 198, "mknodat": 33,
     "personality": 92, "prctl": 167, "ioctl": 29, "fcntl": 25,
+    "madvise": 233,
     **_EVERYWHERE,
 }  # fmt: skip

@@ -67,6 +67,9 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 # Both tell a program what others do with the image's files: leases are broken by an open, and a
 # directory notifies whoever asked of each access below it.
 _F_SETLEASE, _F_NOTIFY = 1024, 1026
+# Makes huge pages of a file's pages: of those that all forks of a template share, and at the
+# expense of the slot that asks, for good.
+_MADV_COLLAPSE = 25
 
 
 class Architecture(NamedTuple):
@@ -135,6 +138,7 @@ def _argument_rules() -> dict[str, bytes]:
         "prctl": _refuse(0, _PR_SET_SECCOMP, _PR_SET_TSC, _PR_SET_MM, _PR_SET_PTRACER),
         "ioctl": _refuse(1, _TIOCSTI, _TIOCLINUX),
         "fcntl": _refuse(1, _F_SETLEASE, _F_NOTIFY),
+        "madvise": _refuse(2, _MADV_COLLAPSE),
     }
 
 

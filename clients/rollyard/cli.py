@@ -6,7 +6,7 @@ imported in it, so that a missing extra is a line to read, not a traceback, and 
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, get_args
 
 from rollyard._cli_serve import exec_module, missing_extra, run_up
 from rollyard._up import Plan
@@ -25,7 +25,8 @@ _HELP = """Run the Python that RL rollouts write: jailed, batched, truthful abou
 
 Exit codes of every command: 0 done; 2 wrong usage; 3 a fault on our side (no service, a missing
 part, a machine that cannot give a sandbox layer); 130 interrupted. `rollyard run` adds 1: the
-program itself failed; `rollyard doctor` 1: something is missing or was not held.
+program itself failed; `rollyard doctor` 1: something is missing or was not held; `rollyard bench`
+and `rollyard plan --validate` 1: an answer was wrong or lost, figures disagree.
 """
 
 app = App(
@@ -40,6 +41,17 @@ _Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 _Count = Annotated[int, Parameter(validator=Number(gte=1))]
 _Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
 TemplateName = Literal["auto", "bare", "science", "plot"]
+
+
+def _are_templates(_: object, names: str | None) -> None:
+    """Refuse here what would otherwise end the worker after all else has started."""
+    known = [name for name in get_args(TemplateName) if name != "auto"]
+    wanted = [name.strip() for name in (names or "").split(",")]
+    if names is not None and (wrong := [name for name in wanted if name not in known]):
+        raise ValueError(f"{', '.join(map(repr, wrong))}: known are {', '.join(known)}")
+
+
+_Templates = Annotated[str | None, Parameter(validator=_are_templates)]
 
 # Named, not imported: it is another package, with dependencies of its own.
 app.command(
@@ -62,7 +74,7 @@ def up(
     redis_url: Annotated[str | None, Parameter(env_var="ROLLYARD_REDIS_URL")] = None,
     gateways: _Count = 1,
     slots: _Count | None = None,
-    templates: str | None = None,
+    templates: _Templates = None,
     allow_degraded: Annotated[bool, Parameter(negative="")] = False,
     start_timeout_s: _Seconds = 60.0,
     stop_timeout_s: _Seconds = 30.0,
@@ -114,7 +126,7 @@ def up(
         redis_url=redis_url,
         gateways=gateways,
         slots=slots,
-        templates=None if templates is None else tuple(templates.split(",")),
+        templates=None if templates is None else tuple(map(str.strip, templates.split(","))),
         allow_degraded=allow_degraded,
         start_timeout_s=start_timeout_s,
         stop_timeout_s=stop_timeout_s,
@@ -160,7 +172,7 @@ def worker(
     *,
     redis_url: str | None = None,
     slots: _Count | None = None,
-    templates: str | None = None,
+    templates: _Templates = None,
     allow_degraded: Annotated[bool, Parameter(negative="")] = False,
 ) -> NoReturn:
     """Start one worker: it takes runs from the queue and runs them in jails on this machine.

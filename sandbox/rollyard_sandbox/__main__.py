@@ -25,7 +25,7 @@ from rollyard_sandbox.settings import WorkerSettings
 from rollyard_sandbox.slots import SlotLost
 from rollyard_sandbox.worker import Worker, new_worker_id
 
-_EXIT_CANNOT_RUN = 1
+_EXIT_CANNOT_RUN = 3  # as every rollyard command
 _EXIT_USAGE = 2
 
 
@@ -49,13 +49,13 @@ def _options() -> tuple[WorkerSettings, float | None]:
         "--null-for-benchmarks",
         action="store_true",
         default=None,
-        help="run nothing and answer 'ok' to everything: to measure gateway and queue, no more",
+        help=argparse.SUPPRESS,  # run nothing, answer ok: to measure gateway and queue, no more
     )
     parser.add_argument(
         "--null-service-ms",
         type=float,
         default=None,
-        help="milliseconds after which a null worker answers a run (default: 0, at once)",
+        help=argparse.SUPPRESS,  # milliseconds after which it answers; 0: at once
     )
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
     is_null = bool(given.pop("null_for_benchmarks", False))
@@ -177,7 +177,7 @@ def _say(line: str) -> None:
 
 
 def main() -> int:
-    """Exit code 0: stopped as asked; 1: this machine or the queue does not allow it; 2: usage."""
+    """Exit code 0: stopped as asked; 2: usage; 3: this machine or the queue does not allow it."""
     settings, null_service_s = _options()
     _configure_logs()
     if null_service_s is not None:

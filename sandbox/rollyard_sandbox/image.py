@@ -121,7 +121,16 @@ def ensure_image(
 
 
 def _make_searchable(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        writable = os.access(directory, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise ImageError(
+            f"the guest image cannot be written below {directory}; set ROLLYARD_STATE_DIR to a "
+            "directory that is writable, or to one where the image already is"
+        )
     if os.geteuid() != 0:
         return
     for place in (directory, *directory.parents):

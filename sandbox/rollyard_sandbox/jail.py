@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _OUTER_FIRST_ID = 100_000
 _ID_COUNT = 65_536
+_MAP_CAPABILITIES = 1 << 6 | 1 << 7  # CAP_SETGID, CAP_SETUID: user_namespaces(7), uid_map
 _GUEST_PACKAGE = "rollyard_guest"
 # What PID 1 of a slot needs inside the user namespace, and nothing else: make namespaces and
 # mounts, become and signal the program's user, empty its files, read its /proc entries.
@@ -56,8 +57,14 @@ def id_range(map_text: str | None = None) -> IdRange:
         map_text: content of /proc/self/uid_map; read when None.
 
     Raises:
-        JailError: fewer than two thousand ids are mapped here (a rootless user without subuids).
+        JailError: fewer than two thousand ids are mapped here (a rootless user without subuids),
+            or this process may not map them (it is not root).
     """
+    if map_text is None and not _may_map_ids():
+        raise JailError(
+            f"uid {os.geteuid()} may not map ids to jails (CAP_SETUID and CAP_SETGID): run the "
+            "worker as root (inside a user namespace is enough); its programs never are"
+        )
     text = map_text if map_text is not None else Path("/proc/self/uid_map").read_text()
     for line in text.splitlines():
         inside, _, count = map(int, line.split())
@@ -69,6 +76,12 @@ def id_range(map_text: str | None = None) -> IdRange:
         "no range of unprivileged user ids to map jails to: run the worker as root "
         "(inside a user namespace is enough, such as a pod with hostUsers: false)"
     )
+
+
+def _may_map_ids() -> bool:
+    status = Path("/proc/self/status").read_text()
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    return effective & _MAP_CAPABILITIES == _MAP_CAPABILITIES
 
 
 def nsjail_binary() -> Path:

@@ -57,7 +57,12 @@ def main(argv: list[str] | None = None) -> int:
             text = problem["msg"].removeprefix("Value error, ")  # pydantic's words for a raise
             print(f"{name or 'settings'}: {text}", file=sys.stderr)  # noqa: T201
         return 2
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        place = error.filename or given["uds"]
+        said = f"{place}: {error.strerror}" if place and error.strerror else error
+        print(f"rollyard_service: {said}", file=sys.stderr)  # noqa: T201
+        return 2
+    except ValueError as error:
         print(f"rollyard_service: {error}", file=sys.stderr)  # noqa: T201
         return 2
     # A connection for each caller: the usual soft limit of 1024 would refuse the rest.

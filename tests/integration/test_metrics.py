@@ -127,7 +127,7 @@ async def test_a_port_that_is_taken_is_told(service: Metered) -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     _, said = await worker.communicate()
-    assert worker.returncode == 1
+    assert worker.returncode == 3
     assert f"rollyard: metrics cannot be served at 127.0.0.1:{port}".encode() in said
 
 

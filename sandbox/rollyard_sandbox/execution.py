@@ -239,7 +239,7 @@ class Execution:
 
     def _watch_memory(self) -> None:
         """Without a control group: measure all processes together, twenty times a second."""
-        if clock.memory_bytes(self._slot.pids()) > self._spec.limits.memory_bytes:
+        if clock.exceeds(self._slot.pids(), self._spec.limits.memory_bytes):
             self.stop("memory")
         else:
             self._timers.append(self._loop.call_later(_MEMORY_LOOK_S, self._watch_memory))

@@ -80,6 +80,36 @@ time.sleep(30)
     assert (outcome, "measured from outside" in message) == ("memory", True)
 
 
+async def test_the_templates_memory_is_not_the_programs(pool: Pool) -> None:
+    code = """
+import time, ctypes
+for line in open("/proc/self/maps").readlines():
+    start, end = (int(address, 16) for address in line.split()[0].split("-"))
+    if "rollyard-warm" in line:
+        for page in range(start, end, 4096):
+            ctypes.c_ubyte.from_address(page).value
+time.sleep(0.3)
+rollup = open("/proc/self/smaps_rollup").read().split()
+print(sum(int(rollup[rollup.index(name) + 1]) for name in ("Private_Dirty:", "Pss_Shmem:")))
+"""
+    outcome, _, report = await verdict(pool, code, memory_bytes=4 * MIB)
+    assert outcome == "ok", report
+    assert int(report.stdout) > 4 << 10  # what would be too much if it were the program's
+
+
+@pytest.mark.parametrize(("mebibytes", "expected"), [(60, "ok"), (99, "memory")])
+async def test_shared_memory_counts(pool: Pool, mebibytes: int, expected: str) -> None:
+    code = f"""
+import mmap, time
+shared = mmap.mmap(-1, {mebibytes} << 20)
+for _ in range({mebibytes}):
+    shared.write(b"x" * (1 << 20))
+time.sleep(0.3 if {expected!r} == "ok" else 9)
+"""
+    outcome, message, _ = await verdict(pool, code, memory_bytes=80 * MIB)
+    assert (outcome, "measured from outside" in message) == (expected, expected == "memory")
+
+
 async def test_processes_are_counted_by_user(pool: Pool) -> None:
     code = "import os, time\nfor _ in range(50):\n    if os.fork() == 0:\n        time.sleep(30)"
     outcome, _, report = await verdict(pool, code)

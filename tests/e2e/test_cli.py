@@ -36,7 +36,10 @@ def test_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"{rollyard.__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["up", "gateway", "worker", "run", "doctor", "config", "mcp"])
+_COMMANDS = ["up", "gateway", "worker", "run", "doctor", "config", "mcp", "bench", "plan"]
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
     done = _rollyard(command, "--help")
     assert done.returncode == 0
@@ -51,6 +54,11 @@ def test_every_command_explains_itself(command: str) -> None:
         ["nonsense"],
         ["up", "--port", "x"],
         ["up", "--slots", "0"],
+        ["up", "--templates", "bare,foo"],
+        ["worker", "--redis-url", "http://queue"],
+        ["gateway", "--uds", "/nonexistent/x.sock"],
+        ["bench", "small", "--output", "/nonexistent/x"],
+        ["plan", "--output", "/nonexistent/x"],
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:

@@ -298,3 +298,10 @@ def test_a_cancelled_neighbour_changes_nothing(service: Service) -> None:
     ) as runs:
         assert runs[1].result().stdout == "me\n"
     assert runs[0].result().outcome == "cancelled"
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_stream_that_the_program_deletes_is_not_missed(service: Service, name: str) -> None:
+    result = run(service, f"print('said', flush=True)\ndel sys.{name}")
+    assert (result.outcome, result.exit_code, result.stdout) == ("ok", 0, "said\n"), result
+    assert result.stderr == ""

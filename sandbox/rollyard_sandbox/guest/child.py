@@ -248,12 +248,13 @@ def _leave(exit_code: int | None, *, thorough: bool) -> NoReturn:
 
 def _flush() -> bool:
     done = True
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)  # a program may have deleted it
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
         except BaseException as error:
-            if stream is sys.stdout:
+            if name == "stdout":
                 done = False
                 _write_unraisable(error)
     return done

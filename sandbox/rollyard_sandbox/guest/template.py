@@ -47,8 +47,11 @@ def main(name: str) -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots that ended need no wait()
     if name != _FRESH:
-        mappings.join_libraries()
-        mappings.share_written()
+        try:
+            mappings.join_libraries()
+            mappings.share_written()
+        except OSError as error:  # a kernel that allows none of it (vm.memfd_noexec, SELinux)
+            print(f"forks will be slower: {error}", file=sys.stderr)  # noqa: T201 - the worker logs it
     control.send(json.dumps({"ready": True, "missing": missing}).encode())
     _clone_slots(control)
 

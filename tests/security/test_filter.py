@@ -47,19 +47,20 @@ for kind in (0o020600, 0o060600):
 ## personalities
 for value in (0x0040000, 8, 0x0400000):
     print(libc.personality(value), ctypes.get_errno())
-## the process's own tracer, memory map and time-stamp counter
-for option in (0x59616D61, 35, 26):
+## the process's own tracer, memory map, time-stamp counter and merging of pages
+for option in (0x59616D61, 35, 26, 67):
     print(libc.prctl(option, 1, 0, 0, 0), ctypes.get_errno())
 ## leases and notices of what others do with a directory
 for command in (1024, 1026):
     for argument in (0, 1, 0x8000003f):
         print(libc.fcntl(os.open("/usr", 0), command, argument), ctypes.get_errno())
-## huge pages of the memory that all forks of a template share
+## huge pages of the memory that all forks of a template share, and pages merged with others'
 for line in open("/proc/self/maps").readlines():
     if "memfd:" in line:
         start, end = (int(address, 16) for address in line.split()[0].split("-"))
         span = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
-        print(libc.madvise(*span, 25), ctypes.get_errno())
+        for advice in (12, 25):
+            print(libc.madvise(*span, advice), ctypes.get_errno())
 ## text pushed into a terminal
 for request in (0x5412, 0x541C):
     print(libc.ioctl(0, request, b"x"), ctypes.get_errno())

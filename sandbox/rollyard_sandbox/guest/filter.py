@@ -63,6 +63,8 @@ _CLONE_NEW_ANY = 0x7E020000  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; the latter two reach nothing
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _PR_SET_SECCOMP, _PR_SET_TSC, _PR_SET_MM, _PR_SET_PTRACER = 22, 26, 35, 0x59616D61
+# Where the machine merges equal pages, a slow write tells that another process has the same.
+_MADV_MERGEABLE, _PR_SET_MEMORY_MERGE = 12, 67
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 # Both tell a program what others do with the image's files: leases are broken by an open, and a
 # directory notifies whoever asked of each access below it.
@@ -135,10 +137,12 @@ def _argument_rules() -> dict[str, bytes]:
         + _op(_JEQ, 0xFFFFFFFF, 1, 0)
         + _deny(errno.EPERM)
         + _PASS,
-        "prctl": _refuse(0, _PR_SET_SECCOMP, _PR_SET_TSC, _PR_SET_MM, _PR_SET_PTRACER),
+        "prctl": _refuse(
+            0, _PR_SET_SECCOMP, _PR_SET_TSC, _PR_SET_MM, _PR_SET_PTRACER, _PR_SET_MEMORY_MERGE
+        ),
         "ioctl": _refuse(1, _TIOCSTI, _TIOCLINUX),
         "fcntl": _refuse(1, _F_SETLEASE, _F_NOTIFY),
-        "madvise": _refuse(2, _MADV_COLLAPSE),
+        "madvise": _refuse(2, _MADV_MERGEABLE, _MADV_COLLAPSE),
     }
 
 

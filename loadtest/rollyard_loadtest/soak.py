@@ -4,7 +4,7 @@
 
 The load pauses for each sample, so that what is counted is what stays, not what runs. Ctrl-C (or
 SIGTERM) ends it after the round that runs, with everything that there is by then; a second one at
-once. Figures and plot are also written every few minutes. Exit code 1: something grew beyond its
+once. Figures are also written every few minutes. Exit code 1: something grew beyond its
 noise, or a run had a wrong result; 130: ended before there was enough to tell.
 """
 
@@ -153,19 +153,23 @@ async def soak(options: argparse.Namespace) -> tuple[Soak, int]:
 
 
 def _write(state: Soak, done: int, prefix: str) -> list[Growth]:
-    """Write figures and plot; empty, and nothing written, while there are too few samples."""
+    """Write the figures; empty, and nothing written, while there are too few samples."""
     try:
         growths = [growth(state.samples, resource) for resource in RESOURCES]
     except ValueError:
         return []
     Path(f"{prefix}.json").write_text(json.dumps(_figures(growths, state, done), indent=1))
+    return growths
+
+
+def _draw(growths: list[Growth], samples: list[Sample], prefix: str) -> None:
+    """Draw the plot, at the very end: the SDK's process is one of those that must not grow."""
     try:
         from rollyard_loadtest.plot import plot
     except ImportError:
         sys.stderr.write("no plot: pip install 'rollyard[bench]'\n")
     else:
-        plot(growths, state.samples, Path(f"{prefix}.png"))
-    return growths
+        plot(growths, samples, Path(f"{prefix}.png"))
 
 
 def _table(growths: list[Growth], state: Soak, done: int) -> str:
@@ -218,6 +222,7 @@ def main() -> int:
     if not (growths := _write(state, done, options.output)):
         sys.stdout.write(f"{done} runs: too few samples after the warm-up to tell of growth\n")
         return 1 if state.wrong else 130
+    _draw(growths, state.samples, options.output)
     sys.stdout.write(_table(growths, state, done))
     return 1 if state.wrong or not all(g.flat for g in growths) else 0
 

@@ -6,6 +6,7 @@ verifier failed leave their group before selection, mean and standard deviation;
 
 # pyright: basic, reportMissingImports=false
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -78,10 +79,7 @@ async def step(
     prompts = [problem.prompt for problem in problems for _ in range(count)]
     rollouts = await engine.rollout(prompts, env, config.sampling)
     groups = [rollouts[start : start + count] for start in range(0, len(rollouts), count)]
-    for group, problem in zip(groups, problems, strict=True):
-        for one in group:
-            if one.stop != "infra":
-                one.reward = await score(one, problem)
+    await grade(rollouts, [problem for problem in problems for _ in range(count)], score)
     result = Step(groups)
     selected = [pair for group in groups if (pair := choose(group, config, rng, result.metrics))]
     if selected:
@@ -90,6 +88,16 @@ async def step(
     result.metrics["groups"] = len(selected)
     result.metrics["rows"] = len(result.chosen)
     return result
+
+
+async def grade(rollouts: Sequence[Trajectory], problems: Sequence[Problem], score: Score) -> None:
+    """Set the reward of each rollout, all at once, but of those that the service failed."""
+
+    async def one(rollout: Trajectory, problem: Problem) -> None:
+        if rollout.stop != "infra":
+            rollout.reward = await score(rollout, problem)
+
+    await asyncio.gather(*map(one, rollouts, problems))
 
 
 Selected = tuple[list[Trajectory], np.ndarray]

@@ -70,6 +70,7 @@ ASK = (
     "</answer>. And your final answer will be extracted automatically by the \\boxed{} tag.\n"
     "This is the problem:\n"
 )
+OBSERVATION = "{observation}"  # in a demonstration, stands for what the call before returned
 RESPONSE_OPEN, RESPONSE_CLOSE = "<tool_response>\n", "\n</tool_response>"
 
 

@@ -13,19 +13,26 @@ from rollyard_trainer.engines import Sampling
 
 @pytest.mark.parametrize("name", recipe.NAMES)
 def test_every_configuration_is_of_known_fields(name: str) -> None:
-    stage = recipe.read(name)
-    config = loop.Config(**stage.train, sampling=Sampling(**stage.sampling))
-    assert config.keep * config.oversample == (32 if name.startswith("stage") else 16)
-    assert stage.untested == (name != "laptop")
+    for stage in recipe.read(name):
+        config = loop.Config(**stage.train, sampling=Sampling(**stage.sampling))
+        assert config.keep * config.oversample == (32 if name.startswith("stage") else 16)
+        assert stage.untested == (name != "laptop")
 
 
 def test_the_papers_stages_add_up() -> None:
-    stages = [recipe.read(f"stage{i}") for i in (1, 2, 3)]
+    stages = [stage for i in (1, 2, 3) for stage in recipe.read(f"stage{i}")]
     assert sum(stage.steps for stage in stages) == 510
     assert [stage.sampling["max_turns"] for stage in stages] == [10, 10, 15]
     assert stages[0].rate_at(0) == pytest.approx(1e-6 / 20)
     assert stages[0].rate_at(19) == stages[0].rate_at(299) == 1e-6
-    assert recipe.read("laptop").rate_at(0) == 1e-4
+
+
+def test_tables_of_a_stage_fall_back_to_those_of_the_file() -> None:
+    first, second = recipe.read("laptop")
+    assert first.model == second.model == "tiny"
+    assert first.sampling["max_tokens"] < second.sampling["max_tokens"]
+    assert (first.drop_always_solved, second.drop_always_solved) == (0, 8)
+    assert first.train == second.train
 
 
 def test_a_typo_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Measure a model that a server serves, with or without tools, under one protocol."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from rollyard_trainer import monitors, template, verify
@@ -27,9 +28,12 @@ async def measure(
         part = rows[start : start + _AT_ONCE]
         prompts = [template.prompt(p.question, tools=protocol.tools) for p in part]
         rollouts = await engine.rollout(prompts, env, sampling)
-        for one, problem in zip(rollouts, part, strict=True):
-            if one.stop != "infra":
-                one.reward = verify.reward(await verify.check(one.own_text, problem.answer, run))
+        kept = [pair for pair in zip(rollouts, part, strict=True) if pair[0].stop != "infra"]
+        verdicts = await asyncio.gather(
+            *(verify.check(one.own_text, problem.answer, run) for one, problem in kept)
+        )
+        for (one, _), verdict in zip(kept, verdicts, strict=True):
+            one.reward = verify.reward(verdict)
         made += rollouts
         known = [one.reward for one in made if one.reward is not None]
         say(f"{len(made)} of {len(rows)} samples, accuracy {sum(known) / max(1, len(known)):.3f}")

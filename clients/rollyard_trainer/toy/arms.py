@@ -144,9 +144,7 @@ async def evaluate(
     for start in range(0, len(rows), EVALUATION_ROWS):
         part = rows[start : start + EVALUATION_ROWS]
         rollouts = await engine.rollout([p.prompt for p in part], env, sampling)
-        for one, problem in zip(rollouts, part, strict=True):
-            if one.stop != "infra":
-                one.reward = await score(one, problem)
+        await loop.grade(rollouts, part, score)
         made += rollouts
     return [made[start : start + samples] for start in range(0, len(made), samples)]
 

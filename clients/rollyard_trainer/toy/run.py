@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rollyard import AsyncClient, Limits
+from rollyard_trainer import sft
 from rollyard_trainer.env import PythonToolEnv, service
 from rollyard_trainer.toy import coldstart, task
 from rollyard_trainer.toy.arms import Settings, new_model, run_arm
@@ -51,7 +52,7 @@ async def cold_start(
                 settings.splits().train, settings.coldstart_examples, settings.habits, env, lexicon,
                 0, say,
             )  # fmt: skip
-            coldstart.imitate(model, examples, settings.coldstart_steps, 0, say)
+            sft.imitate(model, examples, settings.coldstart_steps, 0, say)
             part = path.with_suffix(".part")
             torch.save(model.state_dict(), part)
             part.rename(path)

@@ -6,15 +6,17 @@ missing, JSON that is none, an endless loop. A failed call can be tried again. S
 nothing about the outcome, as in the paper, and outcome-only rewards hardly punish them.
 """
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from math import comb, gcd, lcm
 from operator import add, mul
+from pathlib import Path
 
 from rollyard_trainer import template
-from rollyard_trainer.parse import TOOL_NAME
+from rollyard_trainer.engines.pieces import ANSWER, ANSWER_END, CALL, CALL_END, Pieces
 
 WORDS = (
     "lantern", "garland", "thistle", "meadow", "copper", "harbor", "velvet", "ember",
@@ -41,14 +43,10 @@ _VALUE: dict[str, Callable[[int, int], int]] = {
     "product": mul,
     "sum": add,
 }
-CALL = f'</reason>\n<tool_call>\n{{"name": "{TOOL_NAME}", "arguments": {{"code": "'
-CALL_END = '", "input": ""}}\n</tool_call>'
 BAD_CALL_END = ', "input": ""}}\n</tool_call>'  # the quotation mark after the code is missing
-ANSWER, ANSWER_END = "</reason>\n<answer>\\boxed{", "}</answer>"
 AGAIN = "\n<answer>\\boxed{"
 IMPORT, PRINT, TAIL, LOOP = "import math\\n", "print(", " % 997)", "while True: pass\\n"
 TRY, EXCEPT = "try:\\n ", "\\nexcept: pass"
-UNKNOWN = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,11 @@ class PhraseProblem:
 
     @property
     def prompt(self) -> str:
-        return template.prompt(f"What is the {self.word} of {self.a} and {self.b}?")
+        return template.prompt(self.question)
+
+    @property
+    def question(self) -> str:
+        return f"What is the {self.word} of {self.a} and {self.b}?"
 
     @property
     def answer(self) -> str:
@@ -90,50 +92,19 @@ def splits(seed: int = 0, *, validation: int = 300, test: int = 600) -> Splits:
     return Splits(everything[cut:], everything[:validation], everything[validation:cut])
 
 
-class Lexicon:
-    """Longest-match tokenizer over the pieces of which this task's texts are made.
-
-    Text that no piece covers (of a traceback, say) becomes one unknown token per stretch. The end
-    of a turn cannot come from a program's output: the template quotes it.
-    """
+class Lexicon(Pieces):
+    """The pieces of which this task's texts are made; the rest, of a traceback say, is unknown."""
 
     def __init__(self) -> None:
         numbers = [str(n) for n in sorted({*range(10), *FIRST, *SECOND})]
         fixed = template.prompt("\0").split("\0")
         turn = template.tool_turn(["\0"]).split("\0")
-        self.pieces = [
-            UNKNOWN, template.END, fixed[0] + "What is the ", " of ", " and ", "?" + fixed[1],
+        super().__init__([
+            fixed[0] + "What is the ", " of ", " and ", "?" + fixed[1],
             *turn, *WORDS, *numbers, CALL, CALL_END, BAD_CALL_END, ANSWER, ANSWER_END, AGAIN,
             IMPORT, PRINT, TAIL, LOOP, TRY, EXCEPT, ")", *chain.from_iterable(_CODE.values()),
             "NameError", "SyntaxError", "timeout", "Failed to parse tool call",
-        ]  # fmt: skip
-        self.pieces[2:] = sorted(set(self.pieces[2:]), key=lambda piece: (-len(piece), piece))
-        self._ids = {piece: index for index, piece in enumerate(self.pieces)}
-        self.end_id = 1
-        self._known: dict[str, list[int]] = {}
-
-    def __len__(self) -> int:
-        return len(self.pieces)
-
-    def encode(self, text: str) -> list[int]:
-        if text not in self._known:
-            self._known[text] = self._encode(text)
-        return list(self._known[text])
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        at = 0
-        while at < len(text):
-            found = next((p for p in self.pieces[1:] if text.startswith(p, at)), None)
-            if found is not None:
-                ids.append(self._ids[found])
-            elif not ids or ids[-1] != 0:
-                ids.append(0)
-            at += len(found) if found else 1
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.pieces[index] for index in ids)
+        ])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +123,9 @@ class Habits:
 
 
 def demonstration(problem: PhraseProblem, habits: Habits, chance: random.Random) -> list[str]:
-    """The calling turns of a rollout to imitate; the last one's output is the answer.
+    """The turns of a rollout to imitate, whose answer is what the last call returns.
 
-    The tool's answers are not in it: they come from the service. The third call never fails, so
-    that four turns suffice.
+    The third call never fails, so that four turns suffice.
     """
     operation = problem.operation
     if chance.random() >= habits.right:
@@ -167,7 +137,8 @@ def demonstration(problem: PhraseProblem, habits: Habits, chance: random.Random)
     while len(turns) < 2 and chance.random() < rate:
         turns.append(_failing_call(problem, operation, habits, chance))
         rate = habits.retry_error
-    return [*turns, _call(_code(problem, operation))]
+    last = answer_turn(template.OBSERVATION, twice=chance.random() < habits.second_answer)
+    return [*turns, _call(_code(problem, operation)), last]
 
 
 def _code(problem: PhraseProblem, operation: str, *, imports: bool = True) -> str:
@@ -198,3 +169,19 @@ def answer_turn(value: str, *, twice: bool) -> str:
     """The last turn of a demonstration: what the tool printed, as the answer."""
     boxed = f"{ANSWER}{value}{ANSWER_END}"
     return f"{boxed}{AGAIN}{value}{ANSWER_END}{template.END}" if twice else boxed + template.END
+
+
+def write_files(directory: Path, demonstrations: int, seed: int) -> None:
+    """The splits as problem files, and demonstrations of the training problems."""
+    sets, chance = splits(seed), random.Random(seed)  # noqa: S311
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("train", "validation", "test"):
+        rows = [{"problem": p.question, "answer": p.answer} for p in getattr(sets, name)]
+        _write_lines(directory / f"{name}.jsonl", rows)
+    shown = chance.choices(sets.train, k=demonstrations)
+    played = [{"problem": p.question, "turns": demonstration(p, Habits(), chance)} for p in shown]
+    _write_lines(directory / "demonstrations.jsonl", played)
+
+
+def _write_lines(path: Path, rows: Sequence[object]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

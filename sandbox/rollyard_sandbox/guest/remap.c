@@ -49,10 +49,10 @@ static long system_call(long number, long a, long b, long c, long d, long e, lon
 
 enum { PAGE = 4096 }; /* copied in these units; a kernel with larger pages has multiples of it */
 
-/* Zeros from this length on (64 KiB, a multiple of any kernel's page) become untouched anonymous
+/* Zeros from this length on (256 KiB, a multiple of any kernel's page) become untouched anonymous
    memory. They may not be holes of the file: the first process to read a hole fills it for all,
    at the expense of its own control group and for ever, and mincore(2) shows that to the others. */
-enum { ROOM = 65536 };
+enum { ROOM = 262144 };
 
 static int is_zero(const char *page) {
   const unsigned long *words = (const unsigned long *)page;

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -15,7 +15,7 @@ def evaluate(
     problems: Path,
     *,
     model: str,
-    model_url: str = "http://127.0.0.1:8000/v1",
+    model_url: tuple[str, ...] = ("http://127.0.0.1:8000/v1",),
     model_key: Annotated[str | None, Parameter(env_var="OPENAI_API_KEY")] = None,
     api: Literal["completions", "chat"] = "completions",
     out: Path = Path("result.json"),
@@ -37,40 +37,44 @@ def evaluate(
     Args:
         problems: JSONL, each line {"problem": "…", "answer": "…"}.
         model: The name that its server gives it.
-        model_url: Where the model is served.
+        model_url: Where the model is served; given several times, rollouts are spread over these
+            vLLM or SGLang servers by the KV cache that each one's /metrics says it has.
         model_key: Its bearer key.
         api: "completions" sends the paper's prompt in Qwen's markup; "chat", messages.
         out: Where per-problem scores go; `rollyard-trainer compare` reads them.
         timeout_s: Of each tool call.
         memory_bytes: Of each tool call.
-        concurrency: Requests to the model at once.
+        concurrency: Requests to the model at once, where it is one server.
         base_url: The Rollyard service that runs the tool calls.
     """
     from rollyard_trainer import template
+    from rollyard_trainer.engines.fleet import Fleet
     from rollyard_trainer.engines.openai import ModelError, OpenAIEngine
     from rollyard_trainer.env import service
     from rollyard_trainer.evals.protocol import Protocol, read_problems, table
-    from rollyard_trainer.evals.run import measure
+    from rollyard_trainer.evals.run import image_of, measure
 
     try:
         rows, digest = read_problems(problems)
     except (OSError, ValueError) as error:
         say(f"rollyard-trainer: {error}")
         return USAGE
-    protocol = Protocol(
-        problems=digest, template=template.digest(), tools=tools, turns=turns, k=k, api=api,
-        max_tokens=max_tokens, temperature=temperature, timeout_s=timeout_s,
-        memory_bytes=memory_bytes,
-    )  # fmt: skip
+    options: dict[str, Any] = {"api": api, "api_key": model_key}
 
     async def run() -> None:
-        async with (
-            OpenAIEngine(model_url, model, api=api, api_key=model_key,
-                         concurrency=concurrency) as engine,
-            AsyncClient(base_url, job="eval") as client,
-        ):  # fmt: skip
+        engine = (
+            OpenAIEngine(model_url[0], model, concurrency=concurrency, **options)
+            if len(model_url) == 1
+            else Fleet(model_url, model, **options)
+        )
+        async with engine, AsyncClient(base_url, job="eval") as client:
             limits = Limits(timeout_s=timeout_s, memory_bytes=memory_bytes)
             runner = service(client, limits=limits, job="eval")
+            protocol = Protocol(
+                problems=digest, template=template.digest(), image=await image_of(runner),
+                tools=tools, turns=turns, k=k, api=api, max_tokens=max_tokens,
+                temperature=temperature, timeout_s=timeout_s, memory_bytes=memory_bytes,
+            )  # fmt: skip
             result = await measure(engine, model, rows, protocol, runner, say)
         result.write(out)
         sys.stdout.write(table([result]) + "\n")

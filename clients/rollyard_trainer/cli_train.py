@@ -88,7 +88,7 @@ def train(
     return OK if ended == "done" else COLLAPSED
 
 
-def toy_data(directory: Path, *, demonstrations: int = 6000, seed: int = 0) -> int:
+def toy_data(directory: Path, *, demonstrations: int = 2000, seed: int = 0) -> int:
     """Write the toy's problems and demonstrations as files, to try `rollyard-trainer train` on.
 
     Args:

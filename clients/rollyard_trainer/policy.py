@@ -29,7 +29,10 @@ class Policy:
         if isinstance(self.model, TinyGPT):
             torch.save(self.model.state_dict(), directory / "weights.pt")
             return
+        from rollyard_trainer.engines.hf import HFTokenizer
+
         self.model.inner.save_pretrained(directory)
+        assert isinstance(self.engine.tokenizer, HFTokenizer)
         self.engine.tokenizer.source.save_pretrained(directory)
 
 

@@ -1,6 +1,7 @@
 """Intervals that cover, results that may be compared, and a model measured over HTTP."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from rollyard_trainer.evals.statistics import (
 )
 
 PROTOCOL = Protocol(
-    problems="p", template="t", tools=True, turns=3, max_tokens=99, temperature=1.0, k=4,
+    problems="p", template="t", image="i", tools=True, turns=3, max_tokens=99, temperature=1.0, k=4,
     timeout_s=1.0, memory_bytes=1 << 27, api="completions",
 )  # fmt: skip
 
@@ -174,12 +175,13 @@ def test_a_model_is_measured_over_http_with_real_tool_calls(
     problems.write_text("\n".join(json.dumps(row) for row in rows))
     out = tmp_path / "out.json"
     code = cli_eval.evaluate(
-        problems, model="m", model_url=model_url, model_key=None, out=out, k=2, base_url=address,
+        problems, model="m", model_url=(model_url,), model_key=None, out=out, k=2, base_url=address,
         api=api, tools=tools,  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
     assert code == 0
     result = Result.read(out)
     assert np.nanmean(result.array()) == accuracy
+    assert re.fullmatch(r"[\w.-]+-[0-9a-f]{12}", result.protocol.image)
     assert result.details["calls"] == (1 if tools else 0)
     if api == "chat":
         assert [m["role"] for m in Model.seen[-1]["messages"]] == [

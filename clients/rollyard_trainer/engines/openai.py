@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 import httpx2
 
-from rollyard_trainer import template
+from rollyard_trainer import scheduler, template
 from rollyard_trainer.engines import Sampling, Tokenizer
 from rollyard_trainer.env import PythonToolEnv
 from rollyard_trainer.trajectory import Trajectory
@@ -67,10 +67,15 @@ class OpenAIEngine:
             ModelError: the model's server gave no answer.
         """
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one(text, env, sampling)) for text in prompts]
+            tasks = [group.create_task(self.one(text, env, sampling)) for text in prompts]
         return [task.result() for task in tasks]
 
-    async def _one(self, prompt: str, env: PythonToolEnv, sampling: Sampling) -> Trajectory:
+    async def one(self, prompt: str, env: PythonToolEnv, sampling: Sampling) -> Trajectory:
+        """One rollout; its tool calls go out the moment that a turn ends.
+
+        Raises:
+            ModelError: the model's server gave no answer.
+        """
         one = Trajectory(self._tokenizer.encode(prompt) if self._tokenizer else [])
         for turn in range(1, sampling.max_turns + 1):
             left = sampling.max_tokens - len(one.ids)
@@ -93,6 +98,24 @@ class OpenAIEngine:
             answer = template.tool_turn([call.observation for call in calls])
             one.read(self._tokenizer.encode(answer) if self._tokenizer else [], answer)
         return one
+
+    async def kv_capacity(self) -> int:
+        """KV cache of the server in tokens, from its metrics page, which is beside ``/v1``.
+
+        Raises:
+            ModelError: it has no such page, or the page does not say.
+        """
+        address = self._http.base_url.join("../metrics")
+        try:
+            response = await self._http.get(address)
+            response.raise_for_status()
+            return scheduler.kv_capacity(response.text)
+        except (httpx2.HTTPError, ValueError) as error:
+            raise ModelError(f"{address}: {error}") from None
+
+    def tokens_of(self, prompt: str) -> int:
+        """Tokens of a prompt; at most those, without a tokenizer: none is less than a byte."""
+        return len(self._tokenizer.encode(prompt) if self._tokenizer else prompt.encode())
 
     async def _write(
         self, one: Trajectory, prompt: str, left: int, sampling: Sampling

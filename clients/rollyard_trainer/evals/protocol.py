@@ -23,6 +23,8 @@ class Protocol:
     problems: str
     """Digest of the problem file's content."""
     template: str
+    image: str
+    """Of what the programs ran in; see :func:`rollyard_trainer.evals.run.image_of`."""
     tools: bool
     turns: int
     max_tokens: int
@@ -86,7 +88,11 @@ class Result:
     @classmethod
     def read(cls, path: Path) -> "Result":
         row = cast("dict[str, Any]", json.loads(path.read_text()))
-        return cls(row["model"], Protocol(**row["protocol"]), row["scores"], row["details"])
+        protocol: dict[str, Any] = {
+            "image": "",
+            **row["protocol"],
+        }  # results of before it was noted equal none
+        return cls(row["model"], Protocol(**protocol), row["scores"], row["details"])
 
 
 def table(results: Sequence[Result]) -> str:

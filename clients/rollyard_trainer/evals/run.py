@@ -11,6 +11,25 @@ from rollyard_trainer.trajectory import Trajectory
 
 _AT_ONCE = 256
 
+_IMAGE = """\
+import hashlib, platform
+from importlib.metadata import distributions
+held = sorted({f"{one.metadata['Name']}=={one.version}" for one in distributions()})
+told = "\\n".join([platform.python_version(), platform.machine(), *held])
+print(hashlib.sha256(told.encode()).hexdigest()[:12])
+"""
+
+
+async def image_of(run: Runner) -> str:
+    """What programs find in the service's image: its template's name, and a digest of its Python
+    and of all libraries with their versions.
+
+    Raises:
+        RollyardError: the service did not run the program that asks.
+    """
+    result = (await run(_IMAGE, "")).raise_for_outcome()
+    return f"{result.template}-{result.stdout.strip()}"
+
 
 async def measure(
     engine: Engine, model: str, problems: Sequence[Problem], protocol: Protocol, run: Runner,

@@ -76,7 +76,7 @@ async def _whole(send: Callable[[Message], Awaitable[None]], status: int, body: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--uds", required=True)
     parser.add_argument("--delay-ms", type=float, default=50.0)
     parser.add_argument("--capacity", type=int)

@@ -75,9 +75,14 @@ async def play(
 
 async def play_all(
     rows: Sequence[Demonstration], env: PythonToolEnv, tokenizer: Tokenizer,
-    say: Callable[[str], None],
+    context: int, say: Callable[[str], None],
 ) -> list[Trajectory]:  # fmt: skip
-    """All demonstrations as rollouts; those with a call that the service failed are left out."""
+    """All demonstrations as rollouts, but those that are longer than ``context`` tokens, or had a
+    call that the service failed.
+
+    Raises:
+        ValueError: none is left.
+    """
     made: list[Trajectory] = []
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
@@ -85,7 +90,17 @@ async def play_all(
             *(play(template.prompt(row.question), row.turns, env, tokenizer) for row in part)
         )
         say(f"demonstrations: {len(made)} of {len(rows)}")
-    return [one for one in made if all(call.status != "infra_error" for call in one.calls)]
+    kept = [
+        one
+        for one in made
+        if len(one.prompt_ids) + len(one.ids) <= context
+        and all(call.status != "infra_error" for call in one.calls)
+    ]
+    if len(kept) < len(made):
+        say(f"{len(made) - len(kept)} of them left out: over {context} tokens, or not run")
+    if not kept:
+        raise ValueError(f"no demonstration was run and has at most {context} tokens")
+    return kept
 
 
 def imitate(

@@ -101,8 +101,9 @@ class Training:
     async def _begin_stage(self) -> None:
         stage, config = self.stages[self.at.stage], self.configs[self.at.stage]
         if stage.sft:
+            engine = self.policy.engine
             examples = await sft.play_all(
-                self.data.demonstrations, self.env, self.policy.engine.tokenizer, self.say
+                self.data.demonstrations, self.env, engine.tokenizer, engine.context, self.say
             )
             sft.imitate(self.policy.model, examples, seed=self.at.stage, say=self.say, **stage.sft)
         if stage.reset_optimizer:

@@ -9,8 +9,9 @@
 TRL leaves a rollout whose reward is None out of its group's mean and deviation, and gives it
 advantage 0: so RoC is a reward function that says None for what was not selected. Written for and
 checked with TRL 1.16.0. What differs from :mod:`rollyard_trainer.loop`: rows that were left out
-still go through forward and backward; their tokens count in the loss's denominator, which is that
-of the batch; TRL answers calls that are no JSON itself, so they do not count in p_err.
+still go through forward and backward, and their tokens count in the loss's denominator (not so in
+:mod:`rollyard_trainer.adapters.trl_trainer`); that is the batch's, not the group's; TRL answers
+calls that are no JSON itself, so they do not count in p_err.
 """
 
 from collections.abc import Callable, Sequence
@@ -94,6 +95,8 @@ class RocReward:
         self._reward, self._size, self._rule = reward, num_generations, rule
         self._keep = keep or num_generations // 2
         self._rng = np.random.default_rng(seed)
+        self.chosen: list[float | None] = []
+        """What the last call returned; :class:`~.trl_trainer.RocTrainer` reads it."""
 
     def __call__(
         self, *, prompts: Sequence[Any], completions: Sequence[Any],
@@ -126,6 +129,7 @@ class RocReward:
             keep = max(2, min(self._keep, -(-len(samples) * self._keep // self._size)))
             for index in roc.select(samples, keep, self._rng, self._rule):
                 chosen[places[index]] = samples[index].reward
+        self.chosen = chosen
         return chosen
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from byte_tokenizer import byte_tokenizer
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from rollyard_trainer.adapters.trl import PythonEnvironment, RocReward
@@ -19,14 +19,6 @@ from rollyard_trainer.roc import ToolCall
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework's own
 GROUP = 8
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    plain = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(letters)}, merges=[]))
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    plain.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<e>", pad_token="<p>")
 
 
 def trained(
@@ -47,9 +39,9 @@ def trained(
             return super().__call__(**{**columns, "environments": environments})
 
     reward = Reward(correct, num_generations=GROUP)
-    text, vocabulary = tokenizer(), tokenizer().vocab_size + 2
+    text = byte_tokenizer()
     model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=vocabulary, hidden_size=32, intermediate_size=64,
+        LlamaConfig(vocab_size=len(text), hidden_size=32, intermediate_size=64,
                     num_hidden_layers=1, num_attention_heads=2)
     )  # fmt: skip
     seen: list[dict[str, torch.Tensor]] = []

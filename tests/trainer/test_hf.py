@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from byte_tokenizer import byte_tokenizer
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rollyard import AsyncClient
@@ -22,16 +23,6 @@ pytestmark = pytest.mark.filterwarnings("default")  # the framework's own
 
 CALL = json.dumps({"name": parse.TOOL_NAME, "arguments": {"code": "print(6*7)"}})
 CALLS = f"\n<tool_call>\n{CALL}\n</tool_call>{template.END}"
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, and control tokens as Qwen has them."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    plain = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(letters)}, merges=[]))
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    plain.decoder = decoders.ByteLevel()
-    plain.add_special_tokens([AddedToken(text) for text in (template.START, template.END, "<e>")])
-    return PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<e>", pad_token="<e>")
 
 
 TOKENIZER = HFTokenizer(byte_tokenizer())

@@ -21,6 +21,7 @@ import numpy as np
 
 from rollyard import BadRequest, Client, Limits, PayloadTooLarge, RollyardError
 from rollyard_trainer import roc
+from rollyard_trainer.adapters import group
 from rollyard_trainer.env import FAULT_RETRIES, render, type_of
 
 
@@ -117,18 +118,12 @@ class RocReward:
             rows = range(start, start + self._size)
             if any(prompts[row] != prompts[start] for row in rows):
                 raise ValueError("a group has several prompts: groups must not straddle processes")
-            valid = [
-                (row, sample_of(completions[row], float(score), environments[row]))
-                for row in rows
-                if (score := rewards[row]) is not None
+            samples = [
+                None if score is None else sample_of(completions[row], score, environments[row])
+                for row, score in zip(rows, rewards[start : start + self._size], strict=True)
             ]
-            samples = [sample for _, sample in valid if not sample.is_infra]
-            places = [row for row, sample in valid if not sample.is_infra]
-            if len({sample.reward for sample in samples}) < 2:
-                continue  # no signal: rejected
-            keep = max(2, min(self._keep, -(-len(samples) * self._keep // self._size)))
-            for index in roc.select(samples, keep, self._rng, self._rule):
-                chosen[places[index]] = samples[index].reward
+            for index in group.select(samples, self._keep, self._rng, self._rule):
+                chosen[rows[index]] = rewards[rows[index]]
         self.chosen = chosen
         return chosen
 

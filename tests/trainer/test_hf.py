@@ -96,7 +96,9 @@ async def test_sampled_tokens_have_the_log_probability_that_training_sees() -> N
     engine = new_engine(1)
     env = PythonToolEnv(run=None)  # pyright: ignore[reportArgumentType] - random text has no call
     sampling = Sampling(max_tokens=40, temperature=0.8)
+    engine.rows = 2  # two, then one
     rollouts = await engine.rollout(["one", "a longer prompt", "x"], env, sampling)
+    assert [TOKENIZER.decode(one.prompt_ids) for one in rollouts] == ["one", "a longer prompt", "x"]
     batch = loop.Batch.of(rollouts)
     now, _ = loop.logprobs(engine.model, batch.ids, 0.8)
     assert float((now - batch.old).detach()[batch.mask].abs().max()) < 1e-4

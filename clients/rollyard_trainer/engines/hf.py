@@ -93,13 +93,15 @@ class HFEngine(LockStepEngine):
         model: Decoder-only, with positions that can be given (all of today's).
         tokenizer: Its own.
         context: Most tokens of prompt and response; default what its configuration says.
+        rows: Rollouts at once; their keys and values must fit beside the model and its optimizer.
     """
 
     def __init__(
-        self, model: CausalLM, tokenizer: HFTokenizer, seed: int, context: int | None = None
-    ) -> None:
+        self, model: CausalLM, tokenizer: HFTokenizer, seed: int, context: int | None = None,
+        rows: int = 64,
+    ) -> None:  # fmt: skip
         room = context or int(model.inner.config.max_position_embeddings)
-        super().__init__(tokenizer, room, seed, model.inner.device)
+        super().__init__(tokenizer, room, seed, model.inner.device, rows)
         self.model = model
 
     def begin(self, rows: int) -> Cache:

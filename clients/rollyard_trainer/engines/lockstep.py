@@ -26,12 +26,14 @@ class LockStepEngine(ABC):
         tokenizer: Of the model.
         context: Most tokens that the model can see, prompt included.
         seed: Of the sampling; ``chance`` is its generator, whose state a checkpoint keeps.
+        rows: Rollouts at once, which the cache must hold; None: all.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, context: int, seed: int, device: torch.device | str = "cpu"
-    ) -> None:
-        self.tokenizer, self.context = tokenizer, context
+        self, tokenizer: Tokenizer, context: int, seed: int,
+        device: torch.device | str = "cpu", rows: int | None = None,
+    ) -> None:  # fmt: skip
+        self.tokenizer, self.context, self.rows = tokenizer, context, rows
         self.chance = torch.Generator(device).manual_seed(seed)
 
     @abstractmethod
@@ -60,6 +62,15 @@ class LockStepEngine(ABC):
         Raises:
             ValueError: a prompt leaves the model no room for a token.
         """
+        size = self.rows or max(1, len(prompts))
+        made: list[Trajectory] = []
+        for start in range(0, len(prompts), size):
+            made += await self._together(prompts[start : start + size], env, sampling)
+        return made
+
+    async def _together(
+        self, prompts: Sequence[str], env: PythonToolEnv, sampling: Sampling
+    ) -> list[Trajectory]:
         trajectories = [Trajectory(self.tokenizer.encode(prompt)) for prompt in prompts]
         live, given = trajectories, [one.prompt_ids for one in trajectories]
         if any(self._room(one, sampling) <= 0 for one in live):

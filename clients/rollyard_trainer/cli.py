@@ -9,7 +9,7 @@ from cyclopts import App
 
 from rollyard import RollyardError, __version__
 from rollyard_trainer.cli_eval import compare, evaluate, power
-from rollyard_trainer.cli_train import toy_data, train
+from rollyard_trainer.cli_train import plot, toy_data, train
 from rollyard_trainer.terminal import INTERRUPTED, OK, OURS, USAGE, Url, say, torch_or_exit
 
 app = App(
@@ -18,6 +18,7 @@ app = App(
     version=__version__,
 )
 app.command(train)
+app.command(plot)
 app.command(toy_data)
 app.command(evaluate, name="eval")
 app.command(compare)

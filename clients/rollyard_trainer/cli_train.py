@@ -67,8 +67,9 @@ def train(
             demonstrations=read_demonstrations(demonstrations) if demonstrations else (),
         )
         limits = Limits(timeout_s=timeout_s, memory_bytes=memory_bytes)
+        async with AsyncClient(base_url, job="train", max_retries=1) as first:
+            await first.run("pass")  # a service that is not there is said now
         async with AsyncClient(base_url, job="train") as client:
-            await client.run("pass")  # a service that is not there is said now
             runner = service(client, limits=limits, job="train")
             training = Training(stages, data, runner, out, seed, say, settings)
             return (await training.finish()).ended
@@ -86,6 +87,22 @@ def train(
         return USAGE
     say(f"{ended}; the policy is in {out / 'final'}")
     return OK if ended == "done" else COLLAPSED
+
+
+def plot(run: Path) -> int:
+    """Draw the curves of a training run, also of one that is under way, as RUN/metrics.png.
+
+    Args:
+        run: What was --out of `rollyard-trainer train`.
+    """
+    from rollyard_trainer import plot
+
+    try:
+        say(f"written: {plot.plot(run)}")
+    except (OSError, ValueError) as error:
+        say(f"rollyard-trainer: {error}")
+        return USAGE
+    return OK
 
 
 def toy_data(directory: Path, *, demonstrations: int = 2000, seed: int = 0) -> int:

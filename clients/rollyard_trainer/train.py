@@ -127,6 +127,7 @@ class Training:
         if self.at.total == 0:
             await self._validate()
         self._save()
+        self._began, self._first = time.monotonic(), self.at.total  # what is left is in steps
 
     async def _step(self, stage: recipe.Stage) -> None:
         config, began = self.configs[self.at.stage], time.monotonic()

@@ -115,6 +115,9 @@ def test_a_run_goes_through_its_stages_and_goes_on_where_it_was_stopped(
     assert seen == [{k: v for k, v in row.items() if k != "wall_s"} for row in rows]
     assert start(files, address, parts) == terminal.OK  # finished: nothing is made again
     assert len(metrics(parts)) == len(rows)
+    assert cli_train.plot(parts) == terminal.OK
+    assert (parts / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    assert cli_train.plot(files) == terminal.USAGE
 
 
 async def test_a_collapse_goes_back_to_the_best_and_ends_the_run(

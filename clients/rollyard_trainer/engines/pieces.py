@@ -58,14 +58,15 @@ class Pieces:
 
 
 def pieces_of(texts: Iterable[str], *, words: int = 200, at_least: int = 8) -> Pieces:
-    """Pieces for a task: the template's parts, printable ASCII, and the most frequent words.
+    """Pieces for a task: the template's parts, printable ASCII, and the most frequent words
+    and two-digit numbers.
 
     Args:
         texts: Questions and demonstrations.
         words: At most so many.
-        at_least: Times that a word must occur.
+        at_least: Times that one must occur.
     """
-    seen = Counter(word for text in texts for word in re.findall(r" ?[A-Za-z_]{2,}", text))
+    seen = Counter(word for text in texts for word in re.findall(r" ?[A-Za-z_]{2,}|\d{2}", text))
     frequent = [word for word, count in seen.most_common(words) if count >= at_least]
     fixed = [*template.prompt("\0").split("\0"), *template.tool_turn(["\0"]).split("\0")]
     calls = [CALL, CALL_END, ANSWER, ANSWER_END]

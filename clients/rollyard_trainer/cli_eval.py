@@ -82,7 +82,7 @@ def evaluate(
     failed: list[Exception] = []
     try:
         asyncio.run(run())
-    except* (ModelError, RollyardError) as errors:
+    except* (ModelError, RollyardError, ValueError) as errors:  # ValueError: it fits no server
         failed += errors.exceptions
     for error in failed[:3]:
         say(f"rollyard-trainer: {error}")

@@ -6,17 +6,19 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollyard import AsyncClient, RunResult
-from rollyard_trainer import parse, template
+from rollyard_trainer import cli_eval, parse, template, terminal
 from rollyard_trainer.engines import Sampling
 from rollyard_trainer.engines.fleet import Fleet
 from rollyard_trainer.engines.openai import ModelError
 from rollyard_trainer.engines.pieces import Pieces, pieces_of
 from rollyard_trainer.env import PythonToolEnv, service
+from rollyard_trainer.evals.protocol import Result
 
 PIECES: Pieces = pieces_of([])
 SAMPLING = Sampling(max_turns=3, max_tokens=700)
@@ -72,10 +74,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body["return_token_ids"]
-        ids = PIECES.encode(self.server.write(body["prompt"]))
-        choice: dict[str, Any] = {"finish_reason": "stop", "text": PIECES.decode(ids)}
-        choice |= {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)}}
+        given = body["prompt"]
+        says = self.server.write(PIECES.encode(given) if isinstance(given, str) else given)
+        ids = PIECES.encode(says)
+        choice: dict[str, Any] = {"finish_reason": "stop", "text": says}
+        if "return_token_ids" in body:
+            choice |= {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)}}
         answer = {"choices": [choice], "usage": {"completion_tokens": len(ids)}}
         self._send(json.dumps(answer).encode(), 200)
 
@@ -166,3 +170,24 @@ async def test_what_cannot_be_placed_or_measured_is_said(servers: list[Served]) 
     with pytest.raises(ExceptionGroup) as caught:  # it was never entered
         await Fleet(list(given), "m").rollout(["x"], env, SAMPLING)
     assert caught.group_contains(ModelError, match="context manager")
+
+
+def test_an_evaluation_is_spread_over_servers(
+    servers: list[Served], address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems, out = tmp_path / "problems.jsonl", tmp_path / "out.json"
+    rows = [{"problem": f"rollout 1{i}", "answer": f"1{i}1{i}"} for i in range(8)]
+    problems.write_text("\n".join(json.dumps(row) for row in rows))
+
+    def evaluate() -> int:
+        urls = tuple(one.url for one in servers)
+        return cli_eval.evaluate(problems, model="m", model_url=urls, model_key=None, out=out, k=1,
+                                 max_tokens=700, base_url=address)  # fmt: skip
+
+    assert evaluate() == terminal.OURS
+    assert "fits no engine" in capsys.readouterr().err
+    for one in servers:
+        one.blocks = 2 * (len(prompt("10").encode()) + 700) // 16
+    assert evaluate() == terminal.OK
+    assert Result.read(out).scores == [[1.0]] * 8
+    assert all(one.peak <= 2 and one.turns for one in servers)

@@ -111,14 +111,13 @@ class Training:
         self.at.problems = self.at.problems or list(range(len(self.data.train)))
         if samples := stage.drop_always_solved:
             before, problems = len(self.at.problems), self.data.train
-            groups = await self.evaluate(
-                [problems[i] for i in self.at.problems], samples, config.sampling
-            )
-            scores = {
-                str(index): [one.reward for one in group]
-                for index, group in zip(self.at.problems, groups, strict=True)
-            }
-            self.at.problems = [int(index) for index in recipe.still_hard(scores, samples)]
+            solved = self.at.problems
+            for _ in range(samples):  # one that failed once stays, and needs no more samples
+                groups = await self.evaluate([problems[i] for i in solved], 1, config.sampling)
+                solved = [
+                    index for index, (one,) in zip(solved, groups, strict=True) if one.reward == 1
+                ]
+            self.at.problems = [index for index in self.at.problems if index not in set(solved)]
             self.say(f"stage {self.at.stage + 1}: {len(self.at.problems)} of {before} problems are "
                      f"not solved {samples} of {samples} times")  # fmt: skip
             self.store.log(event="dropped", total=self.at.total, stage=self.at.stage + 1,

@@ -75,18 +75,3 @@ def _stage(name: str, shared: dict[str, Any], own: dict[str, Any]) -> Stage:
     if missing := sorted(needed - row.keys()):
         raise ValueError(f"{name}: {', '.join(missing)} missing")
     return Stage(**row)
-
-
-def still_hard(scores: dict[str, list[float | None]], samples: int) -> list[str]:
-    """Problems to keep for the next stage: those not solved in all of ``samples`` (paper §4.3).
-
-    Args:
-        scores: Problem to its rewards; None counts as neither.
-
-    Raises:
-        ValueError: a problem has fewer scores than ``samples``.
-    """
-    for problem, got in scores.items():
-        if len(got) < samples:
-            raise ValueError(f"{problem}: {len(got)} scores, {samples} needed")
-    return [name for name, got in scores.items() if any(one != 1 for one in got[:samples])]

@@ -45,14 +45,6 @@ def test_a_typo_is_named(tmp_path: Path) -> None:
         recipe.read(path)
 
 
-def test_always_solved_problems_are_dropped() -> None:
-    solved: list[float | None] = [1.0] * 8
-    scores = {"easy": solved, "hard": [*solved[:7], 0.0], "unknown": [*solved[:7], None]}
-    assert recipe.still_hard(scores, 8) == ["hard", "unknown"]
-    with pytest.raises(ValueError, match="needed"):
-        recipe.still_hard({"x": solved[:1]}, 8)
-
-
 def rows(address: str | None, programs: list[str]) -> list[PythonEnvironment]:
     class Environment(PythonEnvironment):
         client = Client(address or "http://127.0.0.1:9", max_retries=0 if address is None else 8)

@@ -300,6 +300,7 @@ def test_a_cancelled_neighbour_changes_nothing(service: Service) -> None:
     assert runs[0].result().outcome == "cancelled"
 
 
+@requirement("result.truthful")
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_a_stream_that_the_program_deletes_is_not_missed(service: Service, name: str) -> None:
     result = run(service, f"print('said', flush=True)\ndel sys.{name}")

@@ -20,7 +20,8 @@ def test_an_older_execution_s_end_is_no_result_of_the_new_one() -> None:
             await asyncio.to_thread(service.holder)
             service.queue_server.kill()
             await asyncio.to_thread(service.gateway.said, "queue.lost")
-            await asyncio.to_thread(service.start_queue_server)
+            # Not by a thread of the loop's: the server dies with the thread that started it.
+            service.start_queue_server()
             return await waiting
 
     # The usual lease: with a short one a renewal might tell the worker before the claim does.

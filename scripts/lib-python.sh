@@ -1,10 +1,26 @@
 # Finding interpreters and making environments; sourced by the scripts beside it.
 # shellcheck shell=bash
 
-say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+say() {
+  if [ -t 2 ]; then printf '\033[1m==>\033[0m %s\n' "$*" >&2; else printf '==> %s\n' "$*" >&2; fi
+}
 die() {
   printf 'error: %s\n' "$*" >&2
   exit 1
+}
+
+# explain_if_asked ARGUMENT…: with --help among them, print the script's own first comment and leave.
+# Before any set-up: what it says must be there at once, on a machine that has nothing yet.
+explain_if_asked() {
+  local argument
+  for argument in "$@"; do
+    case $argument in
+      -h | --help)
+        sed -n '2,/^[^#]/s/^# \{0,1\}//p' "scripts/${0##*/}"
+        exit 0
+        ;;
+    esac
+  done
 }
 
 # python_is PYTHON MAJOR MINOR exact|any: true when it runs, has venv and is (at least) that version.

@@ -15,6 +15,8 @@ from pathlib import Path
 _PREFIX = "rollyard-"
 _REMOVAL_PATIENCE_S = 5.0
 _SLOT_CPU_WEIGHT = 100
+_PROCESS_SHARES, _PROCESS_WEIGHT = 1024, 100  # what version 1 and 2 give to any one process
+_MOST_WEIGHT = 10_000
 _CHARGE_BATCH_BYTES = 64 * 4096  # the kernel charges ahead by up to this (MEMCG_CHARGE_BATCH)
 
 
@@ -122,6 +124,12 @@ def _remove_group(directory: Path) -> None:
         time.sleep(0.002)
 
 
+def _cores() -> int:
+    """Cores that the slots' common group may use, and so its weight: left at that of one process,
+    all slots together would get as much as any one process beside them (sched-design-CFS.rst)."""
+    return len(os.sched_getaffinity(0))
+
+
 def _own_groups() -> dict[str, str]:
     """Controller name ("" for version 2) to this process's group."""
     groups: dict[str, str] = {}
@@ -194,6 +202,9 @@ class V2Cgroups(Cgroups):
         self._parent.mkdir()
         _write(self._parent / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
         self._cpu = "cpu" in wanted
+        if self._cpu:
+            weight = min(_MOST_WEIGHT, _PROCESS_WEIGHT * _cores())
+            _write(self._parent / "cpu.weight", str(weight))
 
     def leaf(self, name: str) -> Leaf:
         return _V2Leaf(self._parent / name, cpu=self._cpu)
@@ -273,6 +284,9 @@ class V1Cgroups(Cgroups):
             parent = group / f"{_PREFIX}{os.getpid()}"
             parent.mkdir(exist_ok=True)
             self._parents[controller] = parent
+        cpu = self._parents.get("cpuacct" if self._shares_with_cpuacct else "cpu")
+        if cpu:
+            _write(cpu / "cpu.shares", str(_PROCESS_SHARES * _cores()))
 
     def leaf(self, name: str) -> Leaf:
         return _V1Leaf({controller: at / name for controller, at in self._parents.items()})

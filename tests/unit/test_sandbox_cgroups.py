@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollyard_sandbox import cgroups
-from rollyard_sandbox.cgroups import Counts, V2Cgroups
+from rollyard_sandbox.cgroups import Counts, V1Cgroups, V2Cgroups
 
 NOBODY = 2**22 + 1  # past the largest pid there can be: removal kills what a group lists
 OWN = "/system.slice/worker.service"
@@ -23,6 +23,7 @@ FILES = {
     "memory.swap.max": "",
     "pids.max": "",
     "cpu.weight": "100",
+    "cpu.shares": "1024",
     "memory.events": "low 0\nhigh 0\nmax 5\noom 1\noom_kill 3\noom_group_kill 0\n",
     "memory.events.local": "max 4\noom 2\noom_kill 1\n",
     "memory.peak": "4096\n",
@@ -103,6 +104,28 @@ def test_a_leaf_has_limits_no_swap_and_a_share(tree: Path) -> None:
     assert leaf.pids() == [NOBODY]
     leaf.remove()
     assert not place.exists()
+
+
+def test_all_slots_together_weigh_as_much_as_a_process_on_each_core(tree: Path) -> None:
+    """Not as one process: a neighbour would leave them half a core, whatever they run."""
+    cores = len(os.sched_getaffinity(0))
+    opened = _open(tree)
+    parent = tree / OWN.lstrip("/") / f"rollyard-{os.getpid()}"
+    assert int((parent / "cpu.weight").read_text()) == 100 * cores
+    opened.close()
+
+
+def test_the_same_with_version_1(tree: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    for cpu in ("cpu", "cpuacct"):  # usually one hierarchy, here and there two
+        places = {name: tree / name for name in ("memory", "pids", "cpuacct")}
+        mounts = {**places, "cpu": tree / cpu}
+        for place in mounts.values():
+            place.mkdir(exist_ok=True)
+        opened = V1Cgroups(mounts, dict.fromkeys(mounts, "/"))
+        shares = tree / cpu / f"rollyard-{os.getpid()}" / "cpu.shares"
+        assert int(shares.read_text()) == 1024 * cores
+        opened.close()
 
 
 def test_limits_are_written_only_when_they_change(tree: Path) -> None:

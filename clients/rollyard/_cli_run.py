@@ -1,6 +1,7 @@
 """``rollyard run``: one program, through the service, with its output passed on as it is."""
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Generator
@@ -48,6 +49,7 @@ class _UsageError(Exception):
 def run_program(options: RunOptions) -> int:
     """Run the program, print its output and a summary, and return the exit code."""
     try:
+        _check_flags(options)
         code = _read_program(options.file)
         stdin = None if options.stdin is None else _read_text(options.stdin)
         limits = _limits(options)
@@ -66,6 +68,18 @@ def run_program(options: RunOptions) -> int:
     if result.ok:
         return OK
     return OURS if result.is_infra else PROGRAM_FAILED
+
+
+def _check_flags(options: RunOptions) -> None:
+    if options.local and options.url is not None:
+        raise _UsageError(
+            f"--local starts a service for this run, --url {options.url} names another: give one "
+            "of the two"
+        )
+    if options.allow_degraded and not options.local:
+        raise _UsageError(
+            "--allow-degraded goes with --local; a service that runs already decided at its start"
+        )
 
 
 def _read_program(file: str) -> str:
@@ -119,8 +133,8 @@ def _client(options: RunOptions) -> Generator[Client]:
 
 
 def _how_to_start(options: RunOptions) -> str:
-    if options.url:
-        return f"Is the service at {options.url} running?"
+    if url := options.url or os.environ.get("ROLLYARD_URL"):
+        return f"Is the service at {url} running?"
     return (
         "No service answers on this machine. Start one with `rollyard up`, name one with --url, "
         "or add --local to start one for this run."

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from rollyard._child import python_module
+from rollyard._ports import CannotListen
 from rollyard._supervise import supervise
 from rollyard._up import Event, Plan, require_python
 from rollyard.errors import ServiceStartError
 
-OURS = 3
+USAGE, OURS = 2, 3
 
 # Of no interest while all is well; after a failure the last lines are shown anyway.
 _QUIET = ("valkey",)
@@ -56,6 +57,9 @@ def run_up(plan: Plan) -> int:
         require_extra("service" if plan.redis_url else "local")
         require_extra("sandbox")
         asyncio.run(supervise(plan, announce=_announce, log=_log))
+    except CannotListen as error:
+        complain(error.message)
+        return USAGE
     except ServiceStartError as error:
         complain(error.message)
         return OURS

@@ -2,14 +2,10 @@
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2
-
-from rollyard.errors import ServiceStartError
 
 PROBE_TIMEOUT_S = 2.0
 
@@ -43,30 +39,6 @@ async def workers_ready(address: str, *, key: str = "") -> bool:
         return False
     stats: dict[str, Any] = response.json()
     return stats["workers"] >= 1 and stats["slots"] >= 1
-
-
-def free_ports(host: str, wanted: Sequence[int]) -> list[int]:
-    """Distinct TCP ports of ``host`` that were free a moment ago; a wanted 0 is any.
-
-    Looked at before a gateway starts: on a port that another service has, that one would answer
-    our questions.
-
-    Raises:
-        ServiceStartError: a port is taken, or the address is not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        for port in wanted:
-            one = stack.enter_context(socket.socket(family))
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                one.bind((host, port))
-            except (OSError, OverflowError) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise ServiceStartError(f"cannot listen on {host} port {port} ({reason})") from None
-            ports.append(one.getsockname()[1])
-        return ports
 
 
 async def _get(address: str, path: str, key: str = "") -> httpx2.Response | None:

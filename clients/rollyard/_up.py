@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rollyard._child import Child, LogSink, discard, python_module
-from rollyard._probe import answers_ping, free_ports, gateway_ready, workers_ready
+from rollyard._ports import free_ports
+from rollyard._probe import answers_ping, gateway_ready, workers_ready
 from rollyard._runtime_dir import RuntimeDir
 from rollyard.errors import ServiceStartError
 
@@ -97,14 +98,16 @@ class Supervisor:
         """Start everything, announce ``ready``, and return after ``stop`` was set and obeyed.
 
         Raises:
+            CannotListen: the address or port cannot be had.
             ServiceStartError: a part did not start; its last log lines are in the message.
         """
         require_python()
         with RuntimeDir() as directory:
             # What a killed part leaves lies where it is removed with all the rest.
             self._env["TMPDIR"] = str(directory.path)
+            listening = self._addresses(directory.path)
             stopper = asyncio.create_task(stop.wait())
-            starter = asyncio.create_task(self._start(directory.path))
+            starter = asyncio.create_task(self._start(directory.path, listening))
             try:
                 await asyncio.wait([starter, stopper], return_when=asyncio.FIRST_COMPLETED)
                 if starter.done():
@@ -115,9 +118,8 @@ class Supervisor:
                 self._announce({"event": "stopping"})
                 await self._stop()
 
-    async def _start(self, directory: Path) -> None:
+    async def _start(self, directory: Path, listening: Sequence[str]) -> None:
         plan = self._plan
-        listening = self._addresses(directory)
         addresses = [reachable(address) for address in listening]
         await self._build_image()
         try:

@@ -209,7 +209,7 @@ def run(
     timeout_s: float = 10.0,
     memory: str = "512M",
     template: TemplateName = "auto",
-    url: Annotated[str | None, Parameter(env_var="ROLLYARD_URL")] = None,
+    url: str | None = None,  # the client looks at ROLLYARD_URL itself: --local overrides that
     local: Annotated[bool, Parameter(negative="")] = False,
     allow_degraded: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
@@ -241,9 +241,9 @@ def run(
     template
         Warm interpreter to start from; auto looks at the imports.
     url
-        The service, http://… or unix:///path. Default: the one of `rollyard up`.
+        The service, http://… or unix:///path. Default: ROLLYARD_URL, else that of `rollyard up`.
     local
-        Start a service for this one run, and stop it after.
+        Start a service for this one run, and stop it after; not together with --url.
     allow_degraded
         With --local: start although this machine cannot give every sandbox layer.
     json

@@ -8,6 +8,7 @@ import sys
 
 from pydantic import ValidationError
 
+from rollyard._ports import CannotListen
 from rollyard_queue.redis import RedisQueue
 from rollyard_service.app import create_app
 from rollyard_service.logs import configure_logs
@@ -32,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until a signal. Exit code 2: the settings are wrong; 1: it could not start."""
+    """Serve until a signal. Exit code 2: the settings are wrong, or the port is taken."""
     given = vars(_parser().parse_args(argv))
     flags = {name: value for name, value in given.items() if value is not None}
     try:
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         said = f"{place}: {error.strerror}" if place and error.strerror else error
         print(f"rollyard_service: {said}", file=sys.stderr)  # noqa: T201
         return 2
-    except ValueError as error:
+    except (CannotListen, ValueError) as error:
         print(f"rollyard_service: {error}", file=sys.stderr)  # noqa: T201
         return 2
     # A connection for each caller: the usual soft limit of 1024 would refuse the rest.

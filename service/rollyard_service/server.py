@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from rollyard._ports import free_ports
 from rollyard_service.settings import GatewaySettings
 
 KEEP_ALIVE_S = 75
@@ -31,9 +32,14 @@ class GatewayServer(uvicorn.Server):
     New connections are refused at once. After ``shutdown_grace_s`` each request still in flight
     is answered 503, or its stream is cut; its runs go on, and a caller that sends their ids again
     joins them. A second SIGINT ends the process without that.
+
+    Raises:
+        CannotListen: (when made) the port is taken, or the address is not this machine's.
     """
 
     def __init__(self, app: FastAPI, settings: GatewaySettings) -> None:
+        if settings.uds is None:
+            free_ports(settings.host, [settings.port])  # uvicorn would say Errno 98, too late
         super().__init__(
             uvicorn.Config(
                 app,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,16 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
     assert done.returncode == 2
     assert done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_gateway_on_a_port_that_is_taken_is_2() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = _rollyard("gateway", "--port", str(port))
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert f"port {port}: process {os.getpid()} (" in said
+    assert "Errno" not in said
 
 
 def test_run_passes_the_output_on_as_it_is(service: _Service, tmp_path: Path) -> None:
@@ -141,6 +152,32 @@ def test_no_service_is_3_and_says_how_to_start_one(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert nowhere in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["--local", "--url", "http://127.0.0.1:9"], "--url"), (["--allow-degraded"], "--local")],
+)
+def test_flags_that_contradict_each_other_are_2(arguments: list[str], named: str) -> None:
+    done = _rollyard("run", "-", *arguments, stdin="pass")
+    assert done.returncode == 2
+    assert arguments[0] in done.stderr
+    assert named in done.stderr
+
+
+def test_local_wins_over_the_address_in_the_environment(nothing_left: None) -> None:
+    done = _rollyard(
+        "run", "-", "--local", stdin="print(6 * 7)",
+        ROLLYARD_URL="http://127.0.0.1:9", ROLLYARD_TEMPLATES="bare",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "42\n")
+
+
+def test_an_address_in_the_environment_is_named_where_nothing_answers(tmp_path: Path) -> None:
+    nowhere = f"unix://{tmp_path}/none.sock"
+    done = _rollyard("run", "-", stdin="pass", ROLLYARD_URL=nowhere)
+    assert done.returncode == 3
+    assert f"at {nowhere} running" in done.stderr
 
 
 def test_config_says_where_each_value_comes_from() -> None:

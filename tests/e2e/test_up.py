@@ -161,16 +161,18 @@ def test_a_server_of_ones_own_is_used_and_left_alone(start: StartUp, tmp_path: P
             server.terminate()
 
 
-def test_a_busy_port_is_said(start: StartUp) -> None:
+def test_a_busy_port_is_said_with_who_has_it_and_what_to_do(start: StartUp) -> None:
     with start() as up:
         port = up.url.rpartition(":")[2]
+        holder = up.part("gateway").pid
         second = subprocess.run(
             [sys.executable, "-m", "rollyard.cli", "up", "--port", port, "--templates", "bare"],
             capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
-        assert second.returncode == 3
-        assert f"port {port} " in second.stderr
-        assert "Traceback" not in second.stderr
+        assert second.returncode == 2
+        (said,) = second.stderr.splitlines()  # nothing was started, so nothing is stopped
+        assert f"port {port}: process {holder} (" in said
+        assert "--port" in said
 
 
 def _control_groups(pid: int) -> list[Path]:

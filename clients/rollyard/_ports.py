@@ -49,12 +49,8 @@ def _explained(host: str, port: int, error: OSError | OverflowError) -> str:
     place = f"cannot listen on {host} port {port}"
     match error.errno if isinstance(error, OSError) else None:
         case errno.EADDRINUSE:
-            who = (
-                f"{holder} listens there"
-                if holder
-                else "another process of this machine listens there"
-            )
-            return f"{place}: {who}. Choose another with --port; 0 takes any that is free."
+            who = port_holder(port) or "another process of this machine"
+            return f"{place}: {who} listens there. Choose another with --port; 0 takes a free one."
         case errno.EADDRNOTAVAIL:
             return f"{place}: this machine has no such address. Choose another with --host."
         case errno.EACCES:

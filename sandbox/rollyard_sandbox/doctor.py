@@ -36,6 +36,7 @@ async def examine(settings: WorkerSettings) -> dict[str, Any]:
                     "required": layer.required,
                     "what": layer.what,
                     "detail": layer.detail,
+                    "cost": layer.cost,
                 }
                 for layer in machine.layers
             ]
@@ -59,11 +60,24 @@ def _table(facts: dict[str, Any]) -> str:
     lines += ["", *facts["notes"]]
     if problem := facts.get("problem"):
         lines.append(f"No jail can run here: {problem}")
-    elif facts["ok"]:
-        lines.append("Every layer works: a worker will start.")
     else:
-        lines.append("A worker refuses to start here unless given --allow-degraded.")
+        lines += _verdict(facts["layers"])
     return "\n".join(lines) + "\n"
+
+
+def _verdict(layers: list[dict[str, Any]]) -> list[str]:
+    """What follows for a worker; each layer that is not there by name."""
+    missing = [layer["name"] for layer in layers if layer["required"] and not layer["works"]]
+    spared = [layer for layer in layers if not layer["required"] and not layer["works"]]
+    if missing:
+        said = f"A worker refuses to start here without {', '.join(missing)}, unless given "
+        first = f"{said}--allow-degraded; every result then names what is missing."
+    elif spared:
+        names = ", ".join(layer["name"] for layer in spared)
+        first = f"A worker will start: every layer that it demands works. Absent: {names}."
+    else:
+        first = "Every layer works: a worker will start."
+    return [first, *(f"Without {layer['name']}: {layer['cost']}." for layer in spared)]
 
 
 def _settings() -> WorkerSettings:

@@ -105,6 +105,13 @@ WHAT = {
 
 SPEED = frozenset({"warm_memory"})  # no wall: without it all is as safe, and slower
 OPTIONAL = SPEED | {"landlock"}
+# What it costs to do without these.
+COSTS = {
+    # docs/benchmarks.md, "What a run costs, part by part"
+    "warm_memory": "as safe, but a run with science libraries takes three to five times the CPU, "
+    "and an idle slot 128 MB for 2; install a C compiler (cc) and start the worker again",
+    "landlock": "the walls that it doubles stand, with no second one behind them; Linux 6.7 has it",
+}
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,11 @@ class Layer:
     def required(self) -> bool:
         """False for a second wall, behind which the first one stands, and for speed."""
         return self.name not in OPTIONAL
+
+    @property
+    def cost(self) -> str:
+        """What it costs to do without it; "" where a worker refuses to."""
+        return COSTS.get(self.name, "")
 
     @property
     def what(self) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -186,6 +187,18 @@ def test_a_missing_second_wall_is_told_and_forgiven(monkeypatch: Patch) -> None:
 
 
 @requirement("doctor.sees")
+def test_what_is_only_slower_is_told_with_its_price() -> None:
+    command = [sys.executable, "-P", "-m", "rollyard_sandbox.doctor"]
+    env = {**os.environ, "PATH": "/nonexistent"}  # no compiler for what makes forks cheap
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Every layer works" not in done.stdout
+    verdict, price = done.stdout.splitlines()[-2:]
+    assert verdict.startswith("A worker will start") and "warm_memory" in verdict
+    assert price.startswith("Without warm_memory: ") and "CPU" in price
+
+
+@requirement("doctor.sees")
 @pytest.mark.parametrize("remove", REMOVED, ids=lambda one: one.__name__.strip("_"))
 def test_a_removed_layer_is_noticed(
     remove: Callable[[Patch, Path], None], monkeypatch: Patch
@@ -208,6 +221,14 @@ def test_a_worker_without_a_layer_does_not_start() -> None:
     done = _without_cgroups("rollyard_sandbox", "--templates", "bare", "--slots", "1")
     assert done.returncode == 3
     assert "cgroup_memory, cgroup_pids" in done.stderr and "--allow-degraded" in done.stderr
+
+
+@requirement("doctor.refuses")
+def test_the_doctor_says_it_in_words() -> None:
+    done = _without_cgroups("rollyard_sandbox.doctor")
+    assert done.returncode == 1
+    refusal = done.stdout.splitlines()[-1]
+    assert "cgroup_memory, cgroup_pids" in refusal and "--allow-degraded" in refusal
 
 
 @requirement("doctor.refuses")

@@ -11,9 +11,19 @@ import re
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(slots=True)
+class _Room:
+    """An engine's cache, in tokens."""
+
+    engine: str
+    capacity: int
+    free: int
 
 
 class Scheduler:
@@ -24,15 +34,28 @@ class Scheduler:
     """
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
-        if not capacity or min(capacity.values()) <= 0:
+        if not capacity:
             raise ValueError("at least one engine, each with room for tokens")
-        self._capacity = dict(capacity)
-        self._free = dict(capacity)
-        self._waiting: deque[tuple[int, asyncio.Future[str]]] = deque()
+        self._rooms: dict[str, _Room] = {}
+        self._waiting: deque[tuple[int, asyncio.Future[_Room]]] = deque()
+        for engine, tokens in capacity.items():
+            self.open(engine, tokens)
+
+    def open(self, engine: str, tokens: int) -> None:
+        """Add an engine, or one that was closed, with all of its room."""
+        if tokens <= 0:
+            raise ValueError(f"{engine} has no room for tokens")
+        self._rooms[engine] = _Room(engine, tokens, tokens)
+        self._admit()
+
+    def close(self, engine: str) -> None:
+        """Send nothing more to an engine that is lost; closing it twice is closing it once."""
+        self._rooms.pop(engine, None)
+        self._admit()
 
     def free_tokens(self, engine: str) -> int:
         """Tokens of an engine that no rollout has reserved."""
-        return self._free[engine]
+        return self._rooms[engine].free
 
     @asynccontextmanager
     async def place(self, tokens: int) -> AsyncGenerator[str]:
@@ -41,27 +64,33 @@ class Scheduler:
         Raises:
             ValueError: no engine could ever hold so many.
         """
-        if tokens > max(self._capacity.values()):
-            raise ValueError(f"a rollout of {tokens} tokens fits no engine: {self._capacity}")
-        waiter: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if error := self._too_large(tokens):
+            raise error
+        waiter: asyncio.Future[_Room] = asyncio.get_running_loop().create_future()
         self._waiting.append((tokens, waiter))
         self._admit()
         try:
-            engine = await waiter
+            room = await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
+            if waiter.done() and not waiter.cancelled() and not waiter.exception():
                 self._give_back(waiter.result(), tokens)
             else:
                 self._waiting = deque(one for one in self._waiting if one[1] is not waiter)
                 self._admit()
             raise
         try:
-            yield engine
+            yield room.engine
         finally:
-            self._give_back(engine, tokens)
+            self._give_back(room, tokens)
 
-    def _give_back(self, engine: str, tokens: int) -> None:
-        self._free[engine] += tokens
+    def _too_large(self, tokens: int) -> ValueError | None:
+        capacity = {room.engine: room.capacity for room in self._rooms.values()}
+        if tokens <= max(capacity.values(), default=0):
+            return None
+        return ValueError(f"a rollout of {tokens} tokens fits no engine: {capacity}")
+
+    def _give_back(self, room: _Room, tokens: int) -> None:
+        room.free += tokens  # nobody's, if its engine was closed
         self._admit()
 
     def _admit(self) -> None:
@@ -69,11 +98,14 @@ class Scheduler:
         while self._waiting:
             tokens, waiter = self._waiting[0]
             if not waiter.done():
-                engine = max(self._free, key=lambda name: self._free[name])
-                if self._free[engine] < tokens:
-                    return
-                self._free[engine] -= tokens
-                waiter.set_result(engine)
+                if error := self._too_large(tokens):
+                    waiter.set_exception(error)
+                else:
+                    room = max(self._rooms.values(), key=lambda one: one.free)
+                    if room.free < tokens:
+                        return
+                    room.free -= tokens
+                    waiter.set_result(room)
             self._waiting.popleft()
 
 

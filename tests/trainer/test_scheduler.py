@@ -97,6 +97,30 @@ async def test_a_cancelled_rollout_gives_its_room_back() -> None:
     assert scheduler.free_tokens("a") == 10
 
 
+async def test_a_closed_engine_gets_nothing_more_and_who_fits_no_other_is_told() -> None:
+    scheduler = Scheduler({"a": 20, "b": 10})
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def taker(tokens: int) -> str:
+        async with scheduler.place(tokens) as engine:
+            entered.set()
+            await leave.wait()
+            return engine
+
+    first = asyncio.create_task(taker(15))
+    await entered.wait()
+    large, small = asyncio.create_task(taker(12)), asyncio.create_task(taker(9))
+    await asyncio.sleep(0)
+    scheduler.close("a")
+    scheduler.close("a")
+    with pytest.raises(ValueError, match="fits no engine"):
+        await large
+    leave.set()
+    assert [await first, await small] == ["a", "b"]
+    scheduler.open("a", 20)
+    assert scheduler.free_tokens("a") == 20  # what was held before gives back nothing to it
+
+
 async def test_what_fits_nowhere_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="fits no engine"):
         async with Scheduler({"a": 10, "b": 20}).place(21):

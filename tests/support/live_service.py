@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import httpx2
 import pytest
@@ -119,22 +119,36 @@ def _is_module(pid: int, module: str) -> bool:
 @contextlib.contextmanager
 def canaries() -> Generator[None]:
     """Place what no program may ever see; fails at the end if something touched it."""
-    CANARY_FILE.parent.mkdir(parents=True, exist_ok=True)
-    with CANARY_USERS.open("w") as users:
-        fcntl.flock(users, fcntl.LOCK_SH)
-        CANARY_FILE.write_text(CANARY_TEXT)
+    with _canary_users() as users:
+        if not CANARY_FILE.exists():  # else others look at it: what they are to see stays
+            written = CANARY_FILE.with_name(f"{os.getpid()}.new")
+            written.write_text(CANARY_TEXT)
+            written.replace(CANARY_FILE)
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv(CANARY_VARIABLE, CANARY_VALUE)
                 yield
             assert canary_faults() == []
         finally:
-            # Another test session on this machine may still look at it.
+            # Another session, or another process of this one, may still look at it.
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for path in (CANARY_FILE, CANARY_USERS):
                     path.unlink(missing_ok=True)
                 CANARY_FILE.parent.rmdir()
+
+
+def _canary_users() -> IO[str]:
+    """The lock that all hold, shared, who look at the canary; on the file that is there now."""
+    while True:
+        CANARY_FILE.parent.mkdir(parents=True, exist_ok=True)
+        # Its last user may go, and take it along, between any two of these lines.
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as given_up:
+            users = given_up.enter_context(CANARY_USERS.open("w"))
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if CANARY_USERS.stat().st_ino == os.fstat(users.fileno()).st_ino:
+                given_up.pop_all()
+                return users
 
 
 def canary_faults() -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import rollyard
+from rollyard.types import Limits
 from rollyard_loadtest.workload import Work
 
 
@@ -25,6 +26,8 @@ class Called:
     result: rollyard.RunResult
     nominal_s: float = 0.0
     """What the program takes by itself, where its scenario knows it (Work.nominal_s)."""
+    timeout_s: float = Limits().timeout_s
+    """Its time limit."""
 
     @property
     def latency_s(self) -> float:
@@ -92,4 +95,9 @@ class Calls:
                 f"{work.kind}: {result.outcome} instead of {work.outcome}; {result.message}"
                 f" {result.stderr[-300:]}"
             )
-        self._called.append(Called(work.kind, due_s, answered_s, result, work.nominal_s))
+        self._called.append(
+            Called(
+                work.kind, due_s, answered_s, result, work.nominal_s,
+                timeout_s=work.limits.get("timeout_s", Limits().timeout_s),
+            )
+        )  # fmt: skip

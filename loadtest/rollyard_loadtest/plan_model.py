@@ -1,9 +1,11 @@
 """From measured costs to what the simulation and the formulas take."""
 
 import math
+from dataclasses import replace
 from statistics import mean, pvariance
 
 from rollyard_loadtest.costs import Costs
+from rollyard_loadtest.costs_calls import Called
 from rollyard_loadtest.simulation_model import Cluster, Measured, RunClass
 
 HOPS = 5
@@ -23,6 +25,20 @@ def classes_of(costs: Costs) -> list[RunClass]:
         )
         for kind in costs.kinds
     ]  # fmt: skip
+
+
+def trace_of(costs: Costs, called: list[Called]) -> tuple[tuple[float, RunClass], ...]:
+    """What was asked for, when: each program of its kind, one that is stopped with its limit."""
+    both = zip(costs.kinds, classes_of(costs), strict=True)
+    kinds = {kind.name: (kind, run_class) for kind, run_class in both}
+    trace: list[tuple[float, RunClass]] = []
+    for one in sorted(called, key=lambda call: call.asked_s):
+        kind, run_class = kinds[one.kind]
+        if kind.stopped:
+            beside_s = (kind.cpu_ms[0] - kind.own_ms[0]) / 1e3
+            run_class = replace(run_class, cpu=Measured((one.timeout_s + beside_s,)))
+        trace.append((one.asked_s, run_class))
+    return tuple(trace)
 
 
 def this_machine(costs: Costs, *, slots: int | None = None, background: float = 0.0) -> Cluster:

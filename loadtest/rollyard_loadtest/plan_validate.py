@@ -1,5 +1,7 @@
 """Does the simulation tell the truth? The same loads on this machine and simulated, side by side.
 
+The simulation is given which programs were asked for, and in an open loop when; what they then
+took is its own.
 What else computes on the machine meanwhile is measured, and given to the simulation as so many
 groups of processes that always compute: a plan is for machines of its own, but a check must not
 depend on finding one.
@@ -9,14 +11,14 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import rollyard
 from rollyard_loadtest.costs import Costs, Progress, mixed_in_flight
 from rollyard_loadtest.costs_calls import Called, Calls
-from rollyard_loadtest.plan_model import classes_of, this_machine
+from rollyard_loadtest.plan_model import classes_of, this_machine, trace_of
 from rollyard_loadtest.scenario import Scenario
 from rollyard_loadtest.simulation import Simulation
 from rollyard_loadtest.simulation_model import Arrivals, Simulated, quantile
@@ -100,6 +102,8 @@ async def _compare(
                 nonlocal groups
                 # All cores are taken: B groups that always compute get B times what our one gets.
                 groups = foreign / max(ours, 0.05) / max(foreign, 0.01)
+            # The same runs at the same times: which they are is chance, and no fault of the model.
+            arrivals = replace(arrivals, trace=trace_of(costs, called))
             cluster = this_machine(costs, slots=slots, background=groups * foreign)
             simulated = [
                 Simulation(cluster, classes_of(costs), arrivals, seed=f"{seed}-{number}").run()

@@ -38,6 +38,7 @@ class Simulation:
         self._classes = classes
         self._bounds = list(accumulate(one.share for one in classes))
         self._arrivals = arrivals
+        self._trace = iter(arrivals.trace)
         self._result = Simulated()
         self._in_system, self._area, self._since_s = 0, 0.0, 0.0
         self._worker_cores: list[Cores] = []
@@ -70,6 +71,9 @@ class Simulation:
         """Simulate until every run that arrived has been answered."""
         load = self._arrivals
         match load.kind:
+            case "poisson" if load.trace:
+                for at_s, _ in load.trace:
+                    self.calendar.after(at_s, self._arrive)
             case "poisson":
                 self._arrive_at_random()
             case "closed" | "burst":
@@ -101,7 +105,9 @@ class Simulation:
             self.calendar.after(gap_s, arrive)
 
     def _arrive(self) -> None:
-        [kind] = self.chance.choices(self._classes, cum_weights=self._bounds)
+        _, kind = next(self._trace, (0.0, None))
+        if kind is None:
+            [kind] = self.chance.choices(self._classes, cum_weights=self._bounds)
         number = self._result.arrived
         self._result.arrived += 1
         run = Run(kind, self.calendar.now_s, self._shards[number % len(self._shards)])

@@ -69,9 +69,10 @@ class Cores:
     """``count`` cores, shared out as Linux does between groups of processes.
 
     Each process of ours is a group (a session is one where autogroups are on), all programs
-    together are one (the worker's control group), and each of ``background`` other groups always
-    has something to compute. Groups get equal shares, none more than it can use: a process and a
-    background group one core, the programs one each. Programs share theirs evenly.
+    together are one (the worker's control group), which weighs as much as a process on each core
+    (rollyard_sandbox.cgroups), and each of ``background`` other groups always has something to
+    compute. Groups get shares by weight, none more than it can use: a process and a background
+    group one core, the programs one each. Programs share theirs evenly.
     (max-min fairness; Bertsekas and Gallager, Data Networks, 6.5.2)
     """
 
@@ -126,11 +127,12 @@ class Cores:
     def _plan(self) -> None:
         own, programs = len(self._processes.jobs), len(self._programs.jobs)
         others = own + self._background
-        share = self._count / (others + 1) if programs else self._count / max(others, 1e-9)
-        self._processes.rate = min(1.0, share)
+        usable, share = min(programs, self._count), self._count / (others + self._count)
+        theirs = max(self._count - others, min(usable, share * self._count))
         if programs:
-            theirs = share if share <= 1 else self._count - others
             self._programs.rate = min(1.0, theirs / programs)
+        left = self._count - min(usable, theirs)
+        self._processes.rate = min(1.0, left / max(others, 1e-9))
         self._version += 1
         first = min((self._processes, self._programs), key=_Pool.next_end_s)
         end_s = first.next_end_s()

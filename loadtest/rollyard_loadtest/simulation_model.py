@@ -96,6 +96,9 @@ class Arrivals:
     rate_per_s: float = 0.0
     until_s: float = 60.0
     warmup_s: float = 0.0
+    trace: tuple[tuple[float, RunClass], ...] = ()
+    """Runs that really came, in order: at how many seconds, and what. ``poisson`` takes both, the
+    others what they were; after the last, runs are drawn."""
 
 
 @dataclass

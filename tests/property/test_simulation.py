@@ -162,15 +162,56 @@ def test_sleepers_hold_no_core_and_fill_all_slots() -> None:
     assert done.utilisation < 0.1
 
 
-def test_background_takes_its_share_of_a_core() -> None:
+@pytest.mark.parametrize(
+    ("background", "programs", "ended_s"),
+    [
+        (0.0, 1, 1.0),
+        (0.0, 4, 2.0),
+        (3.0, 1, 1.25),  # a weight of two beside three: 2 cores * 2/5
+        (3.0, 2, 2.5),  # the same for both
+        (1.0, 1, 1.0),  # a core for each
+        (1.0, 2, 1.5),  # 2 cores * 2/3, and the background has the rest
+        (0.5, 4, 2.5),  # 2 cores * 2/2.5
+    ],
+)
+def test_programs_have_their_weight_against_others(
+    background: float, programs: int, ended_s: float
+) -> None:
     calendar = Calendar()
-    cores = Cores(calendar, 2, background=3.0)
+    cores = Cores(calendar, 2, background=background)
     ended: list[float] = []
-    cores.program(1.0, lambda: ended.append(calendar.now_s))
-    cores.program(1.0, lambda: ended.append(calendar.now_s))
+    for _ in range(programs):
+        cores.program(1.0, lambda: ended.append(calendar.now_s))
     calendar.run(until_s=math.inf)
-    # Four groups on two cores: half a core for the programs, shared by two of them.
-    assert ended == [pytest.approx(4.0), pytest.approx(4.0)]
+    assert ended == [pytest.approx(ended_s)] * programs
+
+
+def test_our_processes_and_programs_share_what_there_is() -> None:
+    calendar = Calendar()
+    cores = Cores(calendar, 2)
+    processes: list[float] = []
+    programs: list[float] = []
+    for _ in range(2):
+        cores.process(0.5, lambda: processes.append(calendar.now_s))
+        cores.program(1.0, lambda: programs.append(calendar.now_s))
+    calendar.run(until_s=math.inf)
+    # A core for two processes of half a second each, then both cores for the programs.
+    assert processes == [pytest.approx(1.0)] * 2
+    assert programs == [pytest.approx(1.5)] * 2
+
+
+def test_a_trace_is_what_comes_and_when() -> None:
+    short, long = (
+        RunClass(name=str(cpu_s), share=1, cpu=Measured((cpu_s,))) for cpu_s in (0.25, 1.0)
+    )
+    other = RunClass(name="other", share=1, cpu=Measured((7.0,)))
+    trace = ((0.5, long), (2.0, short), (2.0, short))
+    load = Arrivals(kind="poisson", rate_per_s=99, trace=trace)
+    done = Simulation(Cluster(cores=1), [other], load).run()
+    assert done.latencies_s == [pytest.approx(one) for one in (1.0, 0.5, 0.5)]
+    load = Arrivals(kind="burst", runs=4, trace=trace)
+    done = Simulation(Cluster(cores=4), [other], load).run()
+    assert sorted(done.latencies_s) == [pytest.approx(one) for one in (0.25, 0.25, 1.0, 7.0)]
 
 
 def test_a_program_that_is_starved_is_stopped_at_three_times_its_limit() -> None:

@@ -4,11 +4,14 @@ Layer: from redis-py's exceptions to the queue's own. Passwords never get into a
 puts none into its own, and of a URL only host, port or path is named.
 """
 
+from typing import cast
+
 from redis.exceptions import (
     AskError,
     AuthenticationError,
     ClusterError,
     InvalidResponse,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -28,7 +31,16 @@ MIN_VERSION = (7, 0)
 
 
 class WrongPlace(QueueUnavailable):
-    """This server does not have the shard (any more); the command has not run."""
+    """This server does not have the shard (any more); the command has not run.
+
+    ``to`` is the host and port that has it, where the server said so.
+    """
+
+    to: tuple[str, int] | None = None
+
+
+class SlotMoving(QueueUnavailable):
+    """The shard's keys are on their way between two nodes of a cluster; the command has not run."""
 
 
 class WrongVersion(QueueUnavailable):
@@ -62,7 +74,7 @@ _ADVICE: tuple[tuple[type[Exception] | str, str], ...] = (
         "{<queue>:*, EVALSHA, SCRIPT LOAD and INFO",
     ),
     (
-        AskError,  # and MovedError
+        MovedError,
         "it is part of a cluster: ROLLYARD_REDIS_URL must be redis+cluster://host:port,host:port",
     ),
     (InvalidResponse, "what answers there is no Redis or Valkey"),
@@ -80,8 +92,9 @@ _ADVICE: tuple[tuple[type[Exception] | str, str], ...] = (
     ),
 )
 # What the server answered without having begun the command.
-_ELSEWHERE = (AskError, ReadOnlyError)
-_UNAVAILABLE = (ClusterError, TryAgainError, OSError)
+_ELSEWHERE = (MovedError, ReadOnlyError)
+_MOVING = (AskError, TryAgainError)
+_UNAVAILABLE = (ClusterError, OSError)
 
 
 def as_queue_error(error: Exception, where: str = "the queue's server") -> QueueError:
@@ -94,13 +107,27 @@ def as_queue_error(error: Exception, where: str = "the queue's server") -> Queue
     text = str(error) or type(error).__name__
     for kind, advice in _ADVICE:
         if text.startswith(kind) if isinstance(kind, str) else isinstance(error, kind):
-            elsewhere = isinstance(error, _ELSEWHERE) or text.startswith("UNBLOCKED ")
-            return (WrongPlace if elsewhere else QueueUnavailable)(
-                f"{where} is not available ({text}): {advice}"
-            )
+            message = f"{where} is not available ({text}): {advice}"
+            if isinstance(error, _ELSEWHERE) or text.startswith("UNBLOCKED "):
+                return _elsewhere(error, message)
+            return QueueUnavailable(message)
+    if isinstance(error, _MOVING):
+        return SlotMoving(
+            f"{where} is not available ({text}): the slot of this part of the queue is being moved "
+            "between nodes; if that has stopped half-way, redis-cli --cluster fix ends it"
+        )
     if isinstance(error, _UNAVAILABLE):
         return QueueUnavailable(f"{where} is not available: {text}")
     return QueueError(f"{where} refused: {text}")
+
+
+def _elsewhere(error: Exception, message: str) -> WrongPlace:
+    wrong_place = WrongPlace(message)
+    # A node that does not know the other's address leaves the host out.
+    if isinstance(error, MovedError):
+        host, port = cast("tuple[str, int]", error.node_addr)  # pyright: ignore[reportUnknownMemberType]
+        wrong_place.to = (host, port) if host else None
+    return wrong_place
 
 
 def check_version(info: bytes, where: str) -> None:

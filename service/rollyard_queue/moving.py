@@ -4,6 +4,11 @@ Layer: a :class:`Node` on whichever :class:`Server` has the shard now. A command
 not begin (MOVED, a demoted primary) is sent once more, to where the shard is; one that may have
 run is not, and its caller hears QueueUnavailable as from any server. The next call looks again, so
 a failover needs nobody's help.
+
+While a cluster moves a slot (ASK, TRYAGAIN), calls wait for the end of the move. The other node,
+asked with ASKING, could not help: a command with several keys, as every script is, runs on neither
+side before all its keys are there. Each script names a key that never exists (``absent`` in
+``prelude.lua``), so that the server refuses it before its first step and never in between.
 """
 
 import asyncio
@@ -12,9 +17,13 @@ from typing import Protocol, cast, override
 
 from rollyard_queue.base import QueueError, QueueUnavailable
 from rollyard_queue.connections import Answer, Argument, Node, Server
-from rollyard_queue.failures import WrongPlace
+from rollyard_queue.failures import SlotMoving, WrongPlace
 from rollyard_queue.scripts import Script
 
+MOVE_WAIT_S = 5.0
+"""A slot that moves for longer makes its part of the queue unavailable; one takes milliseconds."""
+MOVE_PAUSE_S = (0.005, 0.1)
+"""First and longest pause between two looks whether it has moved; each doubles."""
 LOOKUP_S = 2.0
 """A seed or sentinel that takes longer is passed over."""
 
@@ -22,8 +31,10 @@ LOOKUP_S = 2.0
 class Directory(Protocol):
     """Knows which server has what."""
 
-    async def find(self, slot: int, *, but: Server | None) -> Server:
-        """The server of a slot; ``but`` is the one that had it and failed.
+    async def find(
+        self, slot: int, *, but: Server | None, to: tuple[str, int] | None = None
+    ) -> Server:
+        """The server of a slot; ``but`` is the one that had it and failed, and said ``to`` whom.
 
         Raises:
             QueueUnavailable: nobody knows.
@@ -61,20 +72,33 @@ class MovingNode(Node):
     async def _there[T](self, call: Callable[[Server], Awaitable[T]]) -> T:
         server = self._server or await self._find(self._lost)
         try:
-            return await call(server)
-        except WrongPlace:
-            server = await self._find(server)
+            return await self._when_moved(server, call)
+        except WrongPlace as error:
+            server = await self._find(server, error.to)
         except QueueUnavailable:
             self._lose(server)
             raise
         try:
-            return await call(server)
+            return await self._when_moved(server, call)
         except QueueUnavailable:
             self._lose(server)
             raise
 
-    async def _find(self, but: Server | None) -> Server:
-        self._server = await self._directory.find(self._slot, but=but)
+    async def _when_moved[T](self, server: Server, call: Callable[[Server], Awaitable[T]]) -> T:
+        """Call, and call again while the slot is on its way."""
+        now = asyncio.get_running_loop().time
+        end, (pause_s, longest_s) = now() + MOVE_WAIT_S, MOVE_PAUSE_S
+        while True:
+            try:
+                return await call(server)
+            except SlotMoving:
+                if now() >= end:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    async def _find(self, but: Server | None, to: tuple[str, int] | None = None) -> Server:
+        self._server = await self._directory.find(self._slot, but=but, to=to)
         self._lost = None
         return self._server
 
@@ -94,7 +118,11 @@ class Cluster:
         self._looking = asyncio.Lock()
         self._looks = 0
 
-    async def find(self, slot: int, *, but: Server | None) -> Server:
+    async def find(
+        self, slot: int, *, but: Server | None, to: tuple[str, int] | None = None
+    ) -> Server:
+        if to is not None:
+            return self._at(self._url_of(*to))  # others may not have heard of a move yet
         looks = self._looks
         if not self._slots or but is not None or self._server(slot) is None:
             await self._look(looks)
@@ -112,10 +140,13 @@ class Cluster:
     def _server(self, slot: int) -> Server | None:
         for first, last, url in self._slots:
             if first <= slot <= last:
-                if url not in self._servers:
-                    self._servers[url] = Server.from_url(url)
-                return self._servers[url]
+                return self._at(url)
         return None
+
+    def _at(self, url: str) -> Server:
+        if url not in self._servers:
+            self._servers[url] = Server.from_url(url)
+        return self._servers[url]
 
     async def _look(self, looks: int) -> None:
         async with self._looking:
@@ -156,7 +187,9 @@ class Sentinels:
         self._sentinels = [Server.from_url(url) for url in seeds]
         self._servers: dict[str, Server] = {}
 
-    async def find(self, slot: int, *, but: Server | None) -> Server:
+    async def find(
+        self, slot: int, *, but: Server | None, to: tuple[str, int] | None = None
+    ) -> Server:
         reasons: list[str] = []
         for sentinel in self._sentinels:
             try:

@@ -47,6 +47,7 @@ KEYS = (
     "bytes",
     "probation",
     "trials",
+    "absent",
 )
 
 PLACE_CHARS = 18  # since and suffix, before the id (lua/prelude.lua)

@@ -14,6 +14,7 @@ from zlib import crc32
 import pytest
 from cluster import RedisCluster, WatchedPair, redis_cluster, watched_pair
 from queue_server import lapse
+from redis.crc import key_slot
 from traffic import Traffic
 
 from rollyard_queue.base import QueueFull, QueueUnavailable, RunIdTaken
@@ -21,6 +22,7 @@ from rollyard_queue.connections import Server
 from rollyard_queue.embedded import EmbeddedServer
 from rollyard_queue.records import Delivery, FinishedRun, Notice, QueuedRun, Reply
 from rollyard_queue.redis import RedisQueue
+from rollyard_queue.shard import KEYS
 
 SHARDS = 4
 
@@ -247,6 +249,89 @@ async def test_a_queue_finds_its_slots_again_when_they_have_moved(cluster: Redis
             reading = asyncio.create_task(queue.replies("gw", max_replies=100, wait_s=1))
     await asyncio.gather(reading, return_exceptions=True)
     assert Counter(reply.run_id for reply in replies) == Counter(run.run_id for run in runs(60))
+    await queue.close()
+
+
+def slot_of(queue: str, shard: int) -> int:
+    return key_slot(f"{queue}:{shard}".encode())
+
+
+async def test_slots_that_are_moved_key_by_key_under_load_lose_nothing(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rollyard_queue.moving.MOVE_WAIT_S", 60.0)  # however slow the machine is
+
+    def make() -> RedisQueue:
+        return RedisQueue.from_url(cluster.url, name="carried", shards=6)
+
+    async with Traffic(make) as traffic:
+        for shard in range(6):
+            await traffic.send(100)
+            move = await cluster.begin_to_move(slot_of("carried", shard))
+            sending = asyncio.create_task(traffic.send(100))
+            moved = 0
+            while await move.move_a_key():
+                moved += 1
+                await asyncio.sleep(0)
+            await move.end()
+            await sending
+            assert moved > 3
+        await traffic.all_answered()
+    assert traffic.answers == Counter({f"run-{number}": 1 for number in range(1200)})
+    assert traffic.wrong == []
+    assert traffic.outages == 0  # nobody heard of it
+
+
+async def test_no_script_runs_half_in_a_slot_that_moves(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+):
+    """Where all keys that a script names are there, the server lets it begin."""
+    queue = RedisQueue.from_url(cluster.url, name="half")
+    await queue.submit([QueuedRun("a", b"1"), QueuedRun("b", b"1")], reply_to="gw")
+    for _ in range(2):  # of three attempts: the last one is on probation
+        for one in await claim_all(queue, "lost"):
+            await lapse(queue, "lost", one.run_id)
+        await queue.reap()
+    await queue.announce("w", slots=1, ttl_s=600)
+    late = [QueuedRun(run_id, b"1", expires_in_ms=600_000) for run_id in "cde"]
+    await queue.submit(late, reply_to="gw")
+    held = await queue.claim("w", max_runs=2, lease_s=600)
+    keys = {key.removeprefix(b"{half:0}:").decode() for key in await cluster.keys()}
+    assert keys.issuperset(set(KEYS) - {"absent"})
+    before = await queue.stats()
+    move = await cluster.begin_to_move(slot_of("half", 0))
+    monkeypatch.setattr("rollyard_queue.moving.MOVE_WAIT_S", 0.2)
+    # The first run of a job makes a key, after others have been written; so does a result.
+    new = [QueuedRun("new", b"1", job="new")]
+    for call in (queue.submit(new, reply_to="gw"), queue.finish("w", [done(one) for one in held])):
+        with pytest.raises(QueueUnavailable, match="is being moved"):
+            await call
+    await move.give_up()
+    stats = await queue.stats()
+    assert (stats.queued, stats.leased) == (before.queued, before.leased) == (3, 2)
+    [receipt] = await queue.submit(new, reply_to="gw")
+    assert receipt.state == "accepted"
+    assert await queue.finish("w", [done(one) for one in held]) == [True, True]
+    assert len(await read(queue, 2)) == 2
+    await queue.close()
+
+
+async def test_calls_wait_for_a_slot_that_moves(cluster: RedisCluster):
+    queue = RedisQueue.from_url(cluster.url, name="waits")
+    await queue.submit(runs(3), reply_to="gw")
+    [first, *_] = await claim_all(queue)
+    move = await cluster.begin_to_move(slot_of("waits", 0))
+    finishing = asyncio.create_task(queue.finish("w", [done(first)]))
+    reading = asyncio.create_task(queue.replies("gw", max_replies=9, wait_s=60))
+    assert await move.move_a_key()
+    listening = asyncio.create_task(queue.wait("idle", for_work=False, wait_s=60))
+    await move.end()
+    assert await finishing == [True]
+    assert await reading == [Reply("r0", b"result")]
+    await queue.release("w", ["r1", "r2"])
+    [other] = await queue.claim("idle", max_runs=1, lease_s=60)
+    await queue.cancel([other.run_id])
+    assert await listening == Notice(cancelled=(other.run_id,))
     await queue.close()
 
 

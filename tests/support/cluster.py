@@ -137,6 +137,19 @@ class RedisCluster:
         await replica.ask("CLUSTER", "FAILOVER")
         await eventually(lambda: self._is_primary(replica))
 
+    async def begin_to_move(self, slot: int) -> "SlotMove":
+        """To another primary, as an operator's resharding does; its keys are moved later."""
+        ranges = cast(
+            "list[tuple[int, int, list[Answer]]]", await self.primaries[-1].ask("CLUSTER", "SLOTS")
+        )
+        [port] = [primary[1] for first, last, primary, *_ in ranges if first <= slot <= last]
+        nodes = [await self.primary_with_a_replica(), *self.primaries[1:]]
+        [source] = [node for node in nodes if node.port == port]
+        others = [node for node in nodes if node is not source]
+        move = SlotMove(slot, source, others)
+        await move.begin()
+        return move
+
     async def _is_primary(self, node: RedisProcess) -> bool:
         return b"role:master" in cast("bytes", await node.ask("INFO", "replication"))
 
@@ -151,6 +164,51 @@ class RedisCluster:
     async def close(self) -> None:
         for node in (*self.primaries, self.replica):
             await node.close()
+
+
+class SlotMove:
+    """One slot on its way from a primary to another, key by key: CLUSTER SETSLOT and MIGRATE."""
+
+    def __init__(self, slot: int, source: RedisProcess, others: Sequence[RedisProcess]) -> None:
+        """``others`` are the other primaries, to the first of which it goes."""
+        self._slot = slot
+        self._source = source
+        self._target = others[0]
+        self._others = others
+
+    async def begin(self) -> None:
+        """From now on what is not at the source is looked for at the target."""
+        source, target = await self._id(self._source), await self._id(self._target)
+        await self._target.ask("CLUSTER", "SETSLOT", self._slot, "IMPORTING", source)
+        await self._source.ask("CLUSTER", "SETSLOT", self._slot, "MIGRATING", target)
+
+    async def move_a_key(self) -> bool:
+        """Whether there was one."""
+        keys = cast(
+            "list[bytes]", await self._source.ask("CLUSTER", "GETKEYSINSLOT", self._slot, 1)
+        )
+        for key in keys:
+            answer = await self._source.ask(
+                *("MIGRATE", "127.0.0.1", self._target.port, key.decode(), 0, 5000)
+            )
+            assert answer in (b"OK", b"NOKEY")  # it may end or expire meanwhile
+        return bool(keys)
+
+    async def end(self) -> None:
+        """Move the rest, and tell all primaries whose the slot is."""
+        while await self.move_a_key():
+            pass
+        target = await self._id(self._target)
+        for node in (self._target, self._source, *self._others[1:]):
+            await node.ask("CLUSTER", "SETSLOT", self._slot, "NODE", target)
+
+    async def give_up(self) -> None:
+        """Before any key has moved."""
+        for node in (self._source, self._target):
+            await node.ask("CLUSTER", "SETSLOT", self._slot, "STABLE")
+
+    async def _id(self, node: RedisProcess) -> str:
+        return cast("bytes", await node.ask("CLUSTER", "MYID")).decode()
 
 
 @contextlib.asynccontextmanager

@@ -31,6 +31,9 @@
 --                             holds at most one of them at a time, so that a run that kills workers
 --                             takes no other with it to its end.
 --   KEYS[16] trials     hash  worker to the id of the run on probation that it holds.
+--   KEYS[17] absent           never exists. While a cluster moves a slot it stops a script at the
+--                             first key that is not there, which may be after others were written;
+--                             one that names such a key is refused whole.
 --
 --   queue:<job>         zset  places of the job's queued runs; score: order. Gone when empty.
 --   done:<period>       hash  id to result, for late duplicates; before the result of a run that has

@@ -93,6 +93,31 @@ def toy(
 
 
 @app.command
+def toy_sweep(*directories: Path, picture: Path | None = None) -> int:
+    """Compare RoC with its controls under several settings of the toy, as a Markdown table.
+
+    Example: `rollyard-trainer toy-sweep results results-turns-2 --picture sweep.png`
+
+    Args:
+        directories: Of `rollyard-trainer toy`, each with one or several settings.
+        picture: Draw failed calls against accuracy, a panel for each setting.
+    """
+    torch_or_exit()
+    from rollyard_trainer.toy import sweep
+
+    try:
+        found = sweep.read(directories)
+    except ValueError as error:
+        say(f"rollyard-trainer: {error}")
+        return USAGE
+    sys.stdout.write(sweep.table(found))
+    if picture is not None:
+        sweep.picture(found, picture)
+        say(f"picture: {picture}")
+    return OK
+
+
+@app.command
 def toy_arms() -> int:
     """List the arms of the toy experiment."""
     torch_or_exit()

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from rollyard import RunResult
-from rollyard_trainer import loop, monitors, roc, template
+from rollyard_trainer import cli, loop, monitors, roc, template, terminal
 from rollyard_trainer.engines import Sampling
 from rollyard_trainer.engines.tiny import TinyEngine, TinyGPT
 from rollyard_trainer.env import PythonToolEnv
 from rollyard_trainer.roc import ToolCall
-from rollyard_trainer.toy import arms, report, task
-from rollyard_trainer.toy.run import experiment, read_results
+from rollyard_trainer.toy import arms, report, sweep, task
+from rollyard_trainer.toy.run import append_result, experiment, read_results, save_settings
 from rollyard_trainer.trajectory import Trajectory
 
 LEXICON = task.Lexicon()
@@ -236,6 +236,35 @@ async def test_an_experiment_runs_resumes_and_reports(address: str, tmp_path: Pa
     assert "roc-full" in page
     assert "<svg" in page
     assert any("already in" in text for text in said)
+
+
+def test_settings_are_compared_by_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of runs made up here: each setting's differences are what was put in."""
+    usual, two = arms.Settings(), arms.Settings(turns=2, habits=task.Habits(first_error=0.1))
+    assert [sweep.name_of(one) for one in (usual, two)] == ["defaults", "turns 2, first_error 0.1"]
+    for settings, less in ((two, 0.0), (usual, 0.1)):
+        place = tmp_path / settings.digest()
+        place.mkdir()
+        save_settings(place, settings)
+        for arm, share in (("roc-full", 0.3 - less), ("rand-strat", 0.3)):
+            for seed in range(3):
+                point = {"accuracy": 0.8, "error_share": share, "format_share": 0, "tokens": 20}
+                append_result(place, {
+                    "arm": arm, "seed": seed, "settings": settings.digest(), "curve": [point] * 12,
+                    "test_scores": [[1, 0], [1, 1]],
+                })  # fmt: skip
+    picture = tmp_path / "sweep.png"
+    assert cli.toy_sweep(*sorted(tmp_path.iterdir()), picture=picture) == terminal.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[2].startswith("| defaults | 3 | rand-strat | +0.000")
+    assert lines[2].count("-0.100 [-0.100, -0.100]") == 3
+    assert lines[3].startswith("| turns 2, first_error 0.1 | 3 | rand-strat | +0.000")
+    assert lines[3].count("+0.000 [+0.000, +0.000]") == 3
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert cli.toy_sweep(picture.parent / "nothing") == terminal.USAGE
 
 
 def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:

@@ -45,12 +45,9 @@ def write_report(directory: Path, settings: Settings) -> Path:
     Raises:
         ValueError: there are none.
     """
-    rows: Rows = {}
-    for row in read_results(directory, settings):
-        rows.setdefault(row["arm"], {})[row["seed"]] = row
-    if not rows:
+    ordered = rows_of(directory, settings)
+    if not ordered:
         raise ValueError(f"{directory} has no finished run of these settings")
-    ordered = {name: rows[name] for name in ARMS if name in rows}
     parts = [f"<p>{_CAVEAT}</p>", f"<p>Settings {settings.digest()}: {html.escape(str(settings))}",
              _plot(ordered), _table(ordered), _forks(ordered), _cost(ordered)]  # fmt: skip
     parts += [_against(ordered, baseline) for baseline in BASELINES if baseline in ordered]
@@ -60,6 +57,14 @@ def write_report(directory: Path, settings: Settings) -> Path:
         f"<h1>Phrasebook: GRPO-RoC in miniature</h1>{''.join(parts)}"
     )
     return page
+
+
+def rows_of(directory: Path, settings: Settings) -> Rows:
+    """All finished runs of these settings, by arm, in the order of ``ARMS``, and seed."""
+    rows: Rows = {}
+    for row in read_results(directory, settings):
+        rows.setdefault(row["arm"], {})[row["seed"]] = row
+    return {name: rows[name] for name in ARMS if name in rows}
 
 
 def series(row: dict[str, Any], name: str) -> np.ndarray:
@@ -114,7 +119,8 @@ def _plot(rows: Rows) -> str:
     return "<svg" + out.getvalue().partition("<svg")[2]
 
 
-def _scores(runs: dict[int, dict[str, Any]], seeds: list[int]) -> np.ndarray:
+def scores(runs: dict[int, dict[str, Any]], seeds: list[int]) -> np.ndarray:
+    """Test scores (S, P, K): seeds, problems, samples."""
     return np.array([runs[seed]["test_scores"] for seed in seeds], dtype=float)
 
 
@@ -141,17 +147,17 @@ def _table(rows: Rows) -> str:
 
 
 def _against(rows: Rows, baseline: str) -> str:
-    figures = _figures()
-    names = ("arm", "seeds", "test accuracy", *figures)
+    compared = figures()
+    names = ("arm", "seeds", "test accuracy", *compared)
     head = "".join(f"<th>{name}" for name in names)
     body = ""
     for arm, runs in rows.items():
         seeds = sorted(runs.keys() & rows[baseline].keys())
         if arm == baseline or not seeds:
             continue
-        accuracy = difference(_scores(runs, seeds), _scores(rows[baseline], seeds))
+        accuracy = difference(scores(runs, seeds), scores(rows[baseline], seeds))
         cells = [_cell(accuracy, more_is_better=True)]
-        for figure in figures.values():
+        for figure in compared.values():
             ours = [figure(runs[seed]) for seed in seeds]
             cells.append(_cell(paired(ours, [figure(rows[baseline][seed]) for seed in seeds])))
         body += f"<tr><td>{arm}<td>{len(seeds)}" + "".join(cells)
@@ -162,7 +168,7 @@ def _against(rows: Rows, baseline: str) -> str:
     )
 
 
-def _figures() -> dict[str, Figure]:
+def figures() -> dict[str, Figure]:
     """What is compared, one figure per run."""
 
     def mean(row: dict[str, Any]) -> float:
@@ -212,14 +218,14 @@ def _forks(rows: Rows) -> str:
 def _cost(rows: Rows) -> str:
     body = "".join(
         f"<tr><td>{arm}" + "".join(
-            f"<td>{np.mean([row[name] for row in runs.values()]):.0f}"
-            for name in ("wall_s", "train_s", "calls", "executed")
+            f"<td>{np.mean([row.get(name, np.nan) for row in runs.values()]):.0f}"
+            for name in ("wall_s", "train_s", "cpu_s", "calls", "executed")
         ) + f"<td>{np.mean([sum(p.get('rows', 0) for p in r['curve']) for r in runs.values()]):.0f}"
         for arm, runs in rows.items()
     )  # fmt: skip
     changed = max(row["mismatched"] for runs in rows.values() for row in runs.values())
     return (
-        "<h2>Cost per run</h2><table><tr><th>arm<th>wall, s<th>of it training, s<th>tool calls"
-        f"<th>executed<th>rollouts trained on{body}</table><p>Executions whose result was another "
-        f"one the second time: {changed}.</p>"
+        "<h2>Cost per run</h2><table><tr><th>arm<th>wall, s<th>of it training, s<th>CPU of the "
+        f"trainer, s<th>tool calls<th>executed<th>rollouts trained on{body}</table><p>Executions "
+        f"whose result was another one the second time: {changed}.</p>"
     )

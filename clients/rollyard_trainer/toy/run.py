@@ -6,6 +6,7 @@ import fcntl
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,21 @@ def read_results(directory: Path, settings: Settings | None = None) -> list[dict
         return []
     rows = [json.loads(line) for line in path.read_text().splitlines() if line]
     return [row for row in rows if settings is None or row["settings"] == settings.digest()]
+
+
+def save_settings(directory: Path, settings: Settings) -> None:
+    """Say what a digest in the results of ``directory`` stands for."""
+    path = directory / f"settings-{settings.digest()}.json"
+    path.write_text(json.dumps(asdict(settings)))
+
+
+def read_settings(directory: Path) -> list[Settings]:
+    """Settings under which experiments in ``directory`` were begun."""
+    found: list[Settings] = []
+    for path in sorted(directory.glob("settings-*.json")):
+        fields = json.loads(path.read_text())
+        found.append(Settings(**{**fields, "habits": task.Habits(**fields["habits"])}))
+    return found
 
 
 def append_result(directory: Path, row: dict[str, Any]) -> None:
@@ -69,6 +85,7 @@ async def experiment(
         RollyardError: the service cannot be reached.
     """
     directory.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - nothing else runs yet
+    save_settings(directory, settings)
     done = {(row["arm"], row["seed"]) for row in read_results(directory, settings)}
     # Seeds outside, arms inside: an interrupted experiment has whole seeds, which are paired.
     wanted = [(arm, seed) for seed in seeds for arm in arms if (arm, seed) not in done]

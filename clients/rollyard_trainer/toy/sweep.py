@@ -1,0 +1,104 @@
+"""Where the claim holds and where it does not: the same comparison under several settings."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from rollyard_trainer.evals.statistics import difference, paired
+from rollyard_trainer.toy.arms import Settings
+from rollyard_trainer.toy.report import BASELINES, Rows, figures, rows_of, scores, series
+from rollyard_trainer.toy.run import read_settings
+
+ARM = "roc-full"
+SHOWN = (
+    "error share: mean over steps",
+    "at accuracy 0.8",
+    "last 10 steps",
+    "tokens, last 10 steps",
+)
+
+Setting = tuple[str, Rows]
+
+
+def read(directories: Sequence[Path]) -> list[Setting]:
+    """All settings found, each with a name that says what differs from the defaults.
+
+    Raises:
+        ValueError: no directory has runs of ``roc-full`` and of something to compare it with.
+    """
+    found: list[Setting] = []
+    for directory in directories:
+        for settings in read_settings(directory):
+            rows = rows_of(directory, settings)
+            if ARM in rows and any(baseline in rows for baseline in BASELINES):
+                found.append((name_of(settings), rows))
+    if not found:
+        raise ValueError(f"no runs of {ARM} with {' or '.join(BASELINES)} beside it")
+    return sorted(found, key=lambda one: one[0] != "defaults")
+
+
+def name_of(settings: Settings) -> str:
+    """``turns 2, first_error 0.1``: what is not as by default."""
+    usual = _flat(Settings())
+    changed = [f"{name} {value}" for name, value in _flat(settings).items() if value != usual[name]]
+    return ", ".join(changed) or "defaults"
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    fields = asdict(settings)
+    habits = cast("dict[str, Any]", fields.pop("habits"))
+    return {**fields, **habits}
+
+
+def table(found: Sequence[Setting]) -> str:
+    """Markdown: ``roc-full`` less each baseline, paired by seed, with 95% intervals."""
+    head = ("setting", "seeds", "less", "test accuracy", *SHOWN)
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for name, rows in found:
+        for baseline in BASELINES:
+            seeds = sorted(rows[ARM].keys() & rows.get(baseline, {}).keys())
+            if not seeds:
+                continue
+            both = rows[ARM], rows[baseline]
+            accuracy = difference(*(scores(runs, seeds) for runs in both))
+            cells = [f"{accuracy:+.3f}"]
+            for title in SHOWN:
+                ours, theirs = ([figures()[title](runs[seed]) for seed in seeds] for runs in both)
+                digits = ".1f" if "tokens" in title else ".3f"
+                cells.append(f"{paired(ours, theirs):+{digits}}")
+            lines.append("| " + " | ".join([name, str(len(seeds)), baseline, *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(found: Sequence[Setting], path: Path) -> None:
+    """Error share in correct rollouts over accuracy: a panel for each setting, a line for each run.
+
+    At equal accuracy the lower line has the cleaner calls; where lines end is how far it came.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(3, len(found))
+    lines = -(-len(found) // columns)
+    figure, axes = cast(
+        "tuple[Any, Any]",
+        pyplot.subplots(lines, columns, figsize=(4.6 * columns, 3.6 * lines), squeeze=False),
+    )
+    for place, (name, rows) in zip(axes.flat, found, strict=False):
+        for index, arm in enumerate((ARM, *BASELINES)):
+            for number, row in enumerate(rows.get(arm, {}).values()):
+                place.plot(series(row, "accuracy"), series(row, "error_share"), color=f"C{index}",
+                           alpha=0.6, linewidth=1, label=arm if number == 0 else None)  # fmt: skip
+        place.set(title=name, xlabel="accuracy", ylabel="failed share of calls", ylim=(0, None))
+        place.grid(alpha=0.3)
+        place.legend(fontsize=8)
+    for place in np.ravel(axes)[len(found) :]:
+        place.set_axis_off()
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-PLACES_PER_CORE, HOLD_S, MAX_HOLDS = 2, 0.025, 20
+PLACES_PER_CORE, FIRST_LOOK_S, HOLD_S, MAX_HOLDS = 2, 0.005, 0.025, 20
 """Of rollyard_sandbox.gate; a test holds them against it."""
 PREFETCH_PER_CORE = 8
 """Of rollyard_sandbox.worker."""

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rollyard_loadtest.simulation_events import Calendar, Cores, Process
-from rollyard_loadtest.simulation_model import SLOTS_PER_CORE, STOPPED_AFTER, Cluster, RunClass
+from rollyard_loadtest.simulation_model import (
+    FIRST_LOOK_S,
+    SLOTS_PER_CORE,
+    STOPPED_AFTER,
+    Cluster,
+    RunClass,
+)
 
 
 class Around(Protocol):
@@ -126,7 +132,7 @@ class Worker:
                 self._ended(run)
 
         if cluster.hold_s < float("inf"):
-            calendar.after(cluster.hold_s, look)
+            calendar.after(min(FIRST_LOOK_S, cluster.hold_s), look)
         demand_s = run.kind.cpu.draw_s(self._simulation.chance)
         at_most_s = demand_s * STOPPED_AFTER if run.kind.stopped else float("inf")
         self._cores.program(demand_s, computed, at_most_s=at_most_s)

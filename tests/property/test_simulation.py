@@ -11,6 +11,7 @@ from rollyard_loadtest.plan_model import erlang_c, mean_wait_s, wait_quantile_s
 from rollyard_loadtest.simulation import Simulation
 from rollyard_loadtest.simulation_events import Calendar, Cores
 from rollyard_loadtest.simulation_model import (
+    FIRST_LOOK_S,
     HOLD_S,
     MAX_HOLDS,
     PLACES_PER_CORE,
@@ -224,8 +225,8 @@ def test_a_program_that_is_starved_is_stopped_at_three_times_its_limit() -> None
 
 
 def test_the_gate_and_the_worker_are_those_of_the_sandbox() -> None:
-    assert (PLACES_PER_CORE, HOLD_S, MAX_HOLDS) == (
-        gate.PLACES_FOR_EACH_CORE, gate.HOLD_S, gate.MAX_HOLDS,
+    assert (PLACES_PER_CORE, FIRST_LOOK_S, HOLD_S, MAX_HOLDS) == (
+        gate.PLACES_FOR_EACH_CORE, gate.FIRST_LOOK_S, gate.HOLD_S, gate.MAX_HOLDS,
     )  # fmt: skip
     assert STOPPED_AFTER == 1 + clock._GRACE  # pyright: ignore[reportPrivateUsage]
     assert PREFETCH_PER_CORE == worker._PREFETCH_FOR_EACH_CORE  # pyright: ignore[reportPrivateUsage]

@@ -102,6 +102,29 @@ def test_a_place_that_is_not_left_is_passed_on_after_a_moment() -> None:
     asyncio.run(scenario())
 
 
+def test_what_sleeps_is_seen_soon_and_what_computes_keeps_its_place() -> None:
+    async def scenario() -> None:
+        gate = StartGate(2, hold_s=60)
+        asleep, busy = await gate.enter(), await gate.enter()
+        waiting = [asyncio.create_task(gate.enter()) for _ in range(2)]
+        looked = asyncio.Event()
+
+        def computes() -> bool:
+            looked.set()
+            return True
+
+        busy.watch(computes)
+        asleep.watch(lambda: False)
+        async with asyncio.timeout(5):  # and not after hold_s
+            await waiting[0]
+            await looked.wait()
+        assert gate.waiting == 1
+        busy.leave()
+        await waiting[1]
+
+    asyncio.run(scenario())
+
+
 def test_whoever_gives_up_waiting_takes_no_place_with_him() -> None:
     async def scenario() -> None:
         gate = StartGate(1, hold_s=60)

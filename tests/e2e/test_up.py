@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -46,16 +47,17 @@ class Up:
 
 @pytest.fixture
 def start(tmp_path: Path, nothing_left: None) -> Iterator["StartUp"]:
-    yield StartUp(tmp_path)
+    # Short: below a folder whose name is too long for sockets it would make its own elsewhere.
+    with tempfile.TemporaryDirectory() as runtime:
+        yield StartUp(tmp_path / "log", Path(runtime))
 
 
 class StartUp:
     """Starts ``rollyard up`` with a log file and a runtime directory of the test's own."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        self.log = tmp_path / "log"
-        self.runtime = tmp_path / "run"
-        self.runtime.mkdir()
+    def __init__(self, log: Path, runtime: Path) -> None:
+        self.log = log
+        self.runtime = runtime
         self.environment = {"XDG_RUNTIME_DIR": str(self.runtime)}
 
     @contextmanager
@@ -175,9 +177,10 @@ def test_a_busy_port_is_said_with_who_has_it_and_what_to_do(start: StartUp) -> N
         assert "--port" in said
 
 
-def _control_groups(pid: int) -> list[Path]:
+def _control_groups(pid: int) -> list[str]:
     """Groups that are named for a worker, in any hierarchy of the machine."""
-    return list(Path("/sys/fs/cgroup").rglob(f"rollyard-{pid}"))
+    # Not by rglob, which fails when another service's group goes while it looks.
+    return [at for at, _, _ in os.walk("/sys/fs/cgroup") if Path(at).name == f"rollyard-{pid}"]
 
 
 def _command(pid: int) -> str:

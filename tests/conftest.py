@@ -1,9 +1,11 @@
 """Two real services for the whole session: tests/cases and tests/security share them.
 
-They start when the first test asks. Other tests start what they need themselves.
+They start when the first test asks; where several processes test side by side, each has its own.
+Other tests start what they need themselves.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,19 @@ if TYPE_CHECKING:
 # live_service needs the service's packages; the SDK's tests also run where these cannot be had.
 
 SLOTS = 32
+LONGEST = (
+    "e2e/test_bench.py", "cases/test_cases.py", "cases/test_faults.py",
+    "security/test_leaks_many.py", "integration/test_soak.py", "integration/test_plan_measures.py",
+    "integration/test_chaos.py", "integration/test_limits.py", "e2e/test_up.py", "e2e/test_cli.py",
+)  # fmt: skip
+"""Files that take half a minute or more, the longest first."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Side by side, the longest files come first: no process is left with one at the end."""
+    if hasattr(config, "workerinput"):  # one of the processes of pytest-xdist
+        turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: turns.get(item.path, len(turns)))
 
 
 @pytest.fixture(scope="session")

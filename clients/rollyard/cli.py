@@ -23,6 +23,12 @@ USAGE, OURS, INTERRUPTED = 2, 3, 130
 
 _HELP = """Run the Python that RL rollouts write: jailed, batched, truthful about what happened.
 
+Start here:
+
+    rollyard doctor                                  # can this machine give the sandbox?
+    echo 'print(6 * 7)' | rollyard run - --local     # one program, and nothing left running
+    rollyard up                                      # a service at http://127.0.0.1:8000
+
 Exit codes of every command: 0 done; 2 wrong usage; 3 a fault on our side (no service, a missing
 part, a machine that cannot give a sandbox layer); 130 interrupted. `rollyard run` adds 1: the
 program itself failed; `rollyard doctor` 1: something is missing or was not held; `rollyard bench`
@@ -53,20 +59,29 @@ def _are_templates(_: object, names: str | None) -> None:
 
 _Templates = Annotated[str | None, Parameter(validator=_are_templates)]
 
-# Named, not imported: it is another package, with dependencies of its own.
+# Named, not imported: other packages have dependencies of their own. The first screen lists all
+# commands in the order in which one meets them.
 app.command(
     "rollyard_loadtest.command:app",
     name="bench",
     help="Put a load on a service and report what came of it: rates, latencies, verdicts.",
+    sort_key=7,
 )
 app.command(
     "rollyard_loadtest.plan_command:app",
     name="plan",
     help="Say how many gateways, shards, worker cores and how much memory a load takes.",
+    sort_key=8,
+)
+app.command(
+    "rollyard._cli_images:app",
+    name="images",
+    help="List the guest images of this machine, or remove old ones.",
+    sort_key=6,
 )
 
 
-@app.command
+@app.command(sort_key=1)
 def up(
     *,
     host: Annotated[str, Parameter(env_var="ROLLYARD_HOST")] = "127.0.0.1",
@@ -136,7 +151,7 @@ def up(
     return run_up(plan)
 
 
-@app.command
+@app.command(sort_key=4)
 def gateway(
     *,
     host: str | None = None,
@@ -167,7 +182,7 @@ def gateway(
     exec_module("rollyard_service", "service", _given(flags))
 
 
-@app.command
+@app.command(sort_key=5)
 def worker(
     *,
     redis_url: str | None = None,
@@ -200,7 +215,7 @@ def worker(
     )
 
 
-@app.command
+@app.command(sort_key=2)
 def run(
     file: Annotated[str, Parameter(allow_leading_hyphen=True)],  # for "-" alone
     /,
@@ -265,7 +280,7 @@ def run(
     return run_program(options)
 
 
-@app.command
+@app.command(sort_key=3)
 def doctor(
     *,
     attack: Annotated[bool, Parameter(negative="")] = False,
@@ -293,7 +308,7 @@ def doctor(
     exec_module("rollyard_sandbox.doctor", "sandbox", flags)
 
 
-@app.command
+@app.command(sort_key=9)
 def config(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
     """Print the settings of client, gateway and worker that hold here, and where each comes from.
 
@@ -309,7 +324,7 @@ def config(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
     return print_config(as_json=json)
 
 
-@app.command
+@app.command(sort_key=10)
 def mcp(
     *,
     url: Annotated[str | None, Parameter(env_var="ROLLYARD_URL")] = None,

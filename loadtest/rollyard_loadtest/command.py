@@ -157,7 +157,7 @@ def bench(
     return _guarded(work)
 
 
-@app.command
+@app.command(help_epilogue="")
 def compare(
     *,
     scenario: str = "math-rollout",
@@ -230,7 +230,7 @@ def compare(
     return _guarded(work)
 
 
-@app.command(name="list")
+@app.command(name="list", help_epilogue="")
 def list_() -> int:
     """Name the scenarios of the package."""
 
@@ -244,7 +244,7 @@ def list_() -> int:
     return _guarded(work)
 
 
-@app.command
+@app.command(help_epilogue="")
 def show(scenario: str, /) -> int:
     """Print a scenario's TOML, to start one of your own from.
 
@@ -263,7 +263,7 @@ def show(scenario: str, /) -> int:
     return _guarded(work)
 
 
-@app.command
+@app.command(help_epilogue="")
 def report(figures: Path, /, *, output: Path | None = None) -> int:
     """Draw the HTML report of a .json file again.
 

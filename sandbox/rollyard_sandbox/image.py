@@ -8,7 +8,6 @@ that went into it, so a half-built or outdated image is never used.
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -21,9 +20,9 @@ from collections.abc import Callable, Generator, Iterable
 from importlib import resources
 from pathlib import Path
 
-from rollyard_sandbox import toolchain
+from rollyard_sandbox import images, toolchain
 
-FORMAT = 8  # raise when the layout changes: old images are then left alone and a new one is built
+FORMAT = 8  # raise when the layout changes: another image is then built, beside the old one
 PYTHON_HOME = "/opt/python"
 GUEST_HOME = "/opt/rollyard"
 TEMPLATES = ("bare", "science", "plot")
@@ -97,6 +96,8 @@ def ensure_image(
 ) -> Path:
     """Return the image's root directory, building it first if need be (about a minute).
 
+    A build then removes what it made superfluous (see :mod:`rollyard_sandbox.images`).
+
     Raises:
         ImageError: it cannot be built; the message says why and what to do.
     """
@@ -105,7 +106,7 @@ def ensure_image(
     if target.is_dir():
         return target
     _make_searchable(target.parent)
-    with _locked(target.parent / f"{target.name}.lock"):
+    with images.building(target):
         if target.is_dir():
             return target
         say(f"building the guest image {target.name} (once; {', '.join(templates)})")
@@ -117,7 +118,36 @@ def ensure_image(
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         say(f"guest image ready: {target}")
+    _prune(target.parent, say)
     return target
+
+
+def _prune(folder: Path, say: Callable[[str], None]) -> None:
+    try:
+        images.prune(
+            folder, idle_s=images.IDLE_S,
+            before=lambda image: say(f"removing {image.path.name}, an image that nobody uses"),
+        )  # fmt: skip
+    except OSError as error:  # of no importance to what the image was built for
+        say(f"cannot remove old guest images: {error}")
+
+
+@contextlib.contextmanager
+def open_image(
+    state_dir: Path, templates: Iterable[str], *, say: Callable[[str], None] = lambda _: None
+) -> Generator[Path]:
+    """The same, and nobody removes the image while the block lasts.
+
+    Raises:
+        ImageError: it cannot be built; the message says why and what to do.
+    """
+    templates = tuple(templates)
+    while True:
+        root = ensure_image(state_dir, templates, say=say)
+        with images.using(root):
+            if root.is_dir():  # not removed in between
+                yield root
+                return
 
 
 def _make_searchable(directory: Path) -> None:
@@ -139,13 +169,6 @@ def _make_searchable(directory: Path) -> None:
                 f"{place} is not searchable for the unprivileged users that jails map to; "
                 "set ROLLYARD_STATE_DIR to a directory below /var/lib or /opt"
             )
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Generator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _build(root: Path, templates: tuple[str, ...], say: Callable[[str], None]) -> None:
@@ -282,7 +305,11 @@ def main() -> int:
         prog="python -m rollyard_sandbox.image",
         description="Build the read-only root that jails of this worker share (once).",
     )
-    parser.add_argument("--templates", default=",".join(TEMPLATES), help="default: %(default)s")
+    parser.add_argument(
+        "--templates",
+        default=os.environ.get("ROLLYARD_TEMPLATES") or ",".join(TEMPLATES),
+        help="default: ROLLYARD_TEMPLATES, else all: %(default)s",
+    )
     parser.add_argument(
         "--state-dir",
         type=Path,

@@ -41,23 +41,23 @@ async def open_machine(
             message says why.
     """
     names = settings.template_names()
-    root = image.ensure_image(settings.state_dir, names, say=say)
-    code = jail.guest_code(settings.state_dir)
-    cgroups = _cgroups(say)
-    runtime_dir = _make_runtime_dir()
-    pool = Pool(
-        root=root, code=code, runtime_dir=runtime_dir, names=names, max_slots=settings.slots,
-        cgroups=cgroups,
-    )  # fmt: skip
-    try:
-        await pool.start()
-        layers = await probe(pool, cgroups, names[0])
-        yield Machine(pool, layers, names)
-    finally:
-        await pool.stop()
-        if cgroups is not None:
-            cgroups.close()
-        shutil.rmtree(runtime_dir, ignore_errors=True)
+    with image.open_image(settings.state_dir, names, say=say) as root:
+        code = jail.guest_code(settings.state_dir)
+        cgroups = _cgroups(say)
+        runtime_dir = _make_runtime_dir()
+        pool = Pool(
+            root=root, code=code, runtime_dir=runtime_dir, names=names, max_slots=settings.slots,
+            cgroups=cgroups,
+        )  # fmt: skip
+        try:
+            await pool.start()
+            layers = await probe(pool, cgroups, names[0])
+            yield Machine(pool, layers, names)
+        finally:
+            await pool.stop()
+            if cgroups is not None:
+                cgroups.close()
+            shutil.rmtree(runtime_dir, ignore_errors=True)
 
 
 def _make_runtime_dir() -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -37,7 +38,16 @@ def test_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"{rollyard.__version__}\n")
 
 
-_COMMANDS = ["up", "gateway", "worker", "run", "doctor", "config", "mcp", "bench", "plan"]
+_COMMANDS = [
+    "up", "run", "doctor", "gateway", "worker", "images", "bench", "plan", "config", "mcp",
+]  # fmt: skip
+
+
+def test_the_first_screen_says_how_to_begin_and_names_every_command() -> None:
+    said = _rollyard("--help").stdout
+    assert "rollyard run - --local" in said
+    listed = [line.split()[1] for line in said.splitlines() if re.match("│ [a-z]", line)]
+    assert [name for name in listed if name in _COMMANDS] == _COMMANDS
 
 
 @pytest.mark.parametrize("command", _COMMANDS)

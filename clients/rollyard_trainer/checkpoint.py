@@ -35,7 +35,8 @@ class Progress:
 
 
 class Store:
-    """The files of one run: ``last.pt``, ``best.pt``, ``metrics.jsonl``, ``final/``."""
+    """The files of one run: ``last.pt``, ``best.pt``, ``metrics.jsonl``, ``final/``; meanwhile
+    ``imitation.pt``."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._log = directory, directory / "metrics.jsonl"
@@ -86,6 +87,22 @@ class Store:
         policy.engine.chance.set_state(row["chance"])
         os.truncate(self._log, row["logged_bytes"])  # steps after it are made again
         return Progress(**row["progress"])
+
+    def save_imitation(self, stage: int, state: dict[str, Any]) -> None:
+        """Write ``imitation.pt``: how far what comes before a stage's first step is."""
+        self._write("imitation.pt", {"stage": stage, **state})
+
+    def load_imitation(self, stage: int) -> dict[str, Any] | None:
+        """What was written last for this stage; None: nothing."""
+        path = self.directory / "imitation.pt"
+        if not path.exists():
+            return None
+        row = torch.load(path, weights_only=True, map_location="cpu")
+        return row if row["stage"] == stage else None
+
+    def drop_imitation(self) -> None:
+        """The stage has begun, and has a checkpoint of its own."""
+        (self.directory / "imitation.pt").unlink(missing_ok=True)
 
     def keep_best(self, policy: Policy) -> None:
         """Write the weights that a collapse goes back to."""

@@ -8,9 +8,10 @@ are run by the service, so the policy never sees an output that the tool would n
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -106,6 +107,7 @@ async def play_all(
 def imitate(
     model: nn.Module, examples: Sequence[Trajectory], steps: int, seed: int,
     say: Callable[[str], None], *, rows: int = 64, rate: float = 3e-3,
+    begun: Mapping[str, Any] | None = None, keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:  # fmt: skip
     """Train on the tokens that the demonstrator wrote.
 
@@ -114,12 +116,20 @@ def imitate(
         seed: Of the order of examples.
         rate: Peak learning rate, after a warm-up over 4% of the steps; then a half cosine, as in
             the paper's fine-tuning.
+        begun: What ``keep`` was given last, to go on from there.
+        keep: Told all that going on takes, every 100 steps and at the end.
     """
     chance = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95))
-    warm, recent = max(1, steps // 25), 0.0
-    for step in range(steps):
+    warm, recent, first = max(1, steps // 25), 0.0, 0
+    if begun is not None:
+        model.load_state_dict(begun["model"])
+        optimizer.load_state_dict(begun["optimizer"])
+        chance.set_state(begun["chance"])
+        first, recent = begun["step"], begun["recent"]
+        say(f"cold start: continuing after step {first} of {steps}")
+    for step in range(first, steps):
         turn = torch.tensor(torch.pi * step / steps)
         now = rate * min(1.0, (step + 1) / warm) * float(0.5 + 0.5 * turn.cos())
         optimizer.param_groups[0]["lr"] = now
@@ -134,3 +144,8 @@ def imitate(
         recent = 0.95 * recent + 0.05 * float(loss.detach()) if step else float(loss.detach())
         if (step + 1) % 100 == 0 or step + 1 == steps:
             say(f"cold start: step {step + 1} of {steps}, loss {recent:.3f}")
+            if keep is not None:
+                keep({
+                    "step": step + 1, "recent": recent, "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(), "chance": chance.get_state(),
+                })  # fmt: skip

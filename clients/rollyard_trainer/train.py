@@ -105,7 +105,11 @@ class Training:
             examples = await sft.play_all(
                 self.data.demonstrations, self.env, engine.tokenizer, engine.context, self.say
             )
-            sft.imitate(self.policy.model, examples, seed=self.at.stage, say=self.say, **stage.sft)
+            sft.imitate(
+                self.policy.model, examples, seed=self.at.stage, say=self.say, **stage.sft,
+                begun=self.store.load_imitation(self.at.stage),
+                keep=lambda state: self.store.save_imitation(self.at.stage, state),
+            )  # fmt: skip
         if stage.reset_optimizer:
             self.optimizer = self._new_optimizer()
         self.at.problems = self.at.problems or list(range(len(self.data.train)))
@@ -126,6 +130,7 @@ class Training:
         if self.at.total == 0:
             await self._validate()
         self._save()
+        self.store.drop_imitation()
         self._began, self._first = time.monotonic(), self.at.total  # what is left is in steps
 
     async def _step(self, stage: recipe.Stage) -> None:

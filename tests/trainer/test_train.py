@@ -120,6 +120,33 @@ def test_a_run_goes_through_its_stages_and_goes_on_where_it_was_stopped(
     assert cli_train.plot(files) == terminal.USAGE
 
 
+def test_an_interrupted_cold_start_goes_on_too(
+    files: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (files / "config.toml").read_text().replace("sft = { steps = 60", "sft = { steps = 150")
+    (files / "config.toml").write_text(text.partition("[[stage]]\nsteps = 3")[0])
+    whole, parts = files / "whole", files / "parts"
+    assert start(files, address, whole) == terminal.OK
+    said: list[str] = []
+
+    def interrupted(text: str) -> None:
+        said.append(text)
+        ends = text.startswith(("cold start: step 150", "validation after step 0"))
+        if ends and said.count(text) == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cli_train, "say", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                start(files, address, parts)
+            assert (parts / "imitation.pt").exists()
+    assert "cold start: continuing after step 100 of 150" in said
+    assert start(files, address, parts) == terminal.OK
+    assert torch.equal(weights(parts), weights(whole))
+    assert not (parts / "imitation.pt").exists()
+
+
 async def test_a_collapse_goes_back_to_the_best_and_ends_the_run(
     files: Path, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

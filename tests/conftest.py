@@ -28,6 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Side by side, the longest files come first: no process is left with one at the end."""
     if hasattr(config, "workerinput"):  # one of the processes of pytest-xdist
         turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
+        assert all(map(Path.exists, turns)), "a file of LONGEST is not there"
         items.sort(key=lambda item: turns.get(item.path, len(turns)))
 
 

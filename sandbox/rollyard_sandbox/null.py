@@ -7,22 +7,20 @@ the shape and size of a real one that says what it is: ``template`` is ``null``,
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from rollyard_queue.base import Queue, QueueError
 from rollyard_queue.records import Delivery, FinishedRun
 from rollyard_sandbox.outbox import Outbox
+from rollyard_sandbox.presence import Presence
 
 DEFAULT_SLOTS = 1024
 """Runs held at once: one claim's worth, since nothing is done with them."""
 
 _WAIT_S = 1.0
-_ANNOUNCE_S = 2.0
-_ANNOUNCE_TTL_S = 8.0
 _BACK_OFF_S = 0.5
 _MAX_CLAIM = 1024
 
@@ -46,6 +44,7 @@ class NullWorker:
         self._held: deque[tuple[float, list[Delivery]]] = deque()  # by the time they end
         self._busy = 0
         self._outbox = Outbox(queue, worker_id)
+        self._presence = Presence(queue, worker_id, slots=slots, lease_s=lease_s)
         self._stopping = asyncio.Event()
         # Everything of a result that is the same for all runs, built once.
         self._result = (
@@ -63,27 +62,13 @@ class NullWorker:
     async def run(self) -> None:
         """Serve until stop()."""
         log.warning("worker.null", extra={"worker_id": self._id, "note": "runs nothing"})
-        beats = [
-            asyncio.create_task(self._every(_ANNOUNCE_S, self._announce)),
-            asyncio.create_task(self._every(self._lease_s / 3, self._renew)),
-            asyncio.create_task(self._every(self._lease_s / 2, self._queue.reap)),
-        ]
-        sending = asyncio.create_task(self._outbox.run())
-        try:
+        async with self._presence.kept(self._outbox, renew=self._renew):
             while not self._stopping.is_set() or self._busy:
                 try:
                     await self._serve_once()
                 except QueueError as error:
                     log.warning("queue.unavailable", extra={"reason": str(error)})
                     await asyncio.sleep(_BACK_OFF_S)
-        finally:
-            for beat in beats:
-                beat.cancel()
-            await asyncio.gather(*beats, return_exceptions=True)
-            with contextlib.suppress(QueueError):
-                await self._queue.retire(self._id)
-            self._outbox.close()
-            await sending
 
     async def _serve_once(self) -> None:
         self._answer_ended()
@@ -115,17 +100,6 @@ class NullWorker:
             for one in deliveries:
                 text = self._result % (one.run_id.encode(), one.queued_ms, one.attempt)
                 self._outbox.put(FinishedRun(one.run_id, one.attempt, text))
-
-    async def _every(self, period_s: float, beat: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            try:
-                await beat()
-            except QueueError as error:
-                log.warning("heartbeat.failed", extra={"reason": str(error)})
-            await asyncio.sleep(period_s)
-
-    async def _announce(self) -> None:
-        await self._queue.announce(self._id, slots=self._slots, ttl_s=_ANNOUNCE_TTL_S)
 
     async def _renew(self) -> None:
         held = [one.run_id for _, deliveries in self._held for one in deliveries]

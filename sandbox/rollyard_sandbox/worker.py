@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -20,13 +19,12 @@ from rollyard_sandbox.jail import JailError
 from rollyard_sandbox.metrics import Held, WorkerMetrics
 from rollyard_sandbox.outbox import Outbox
 from rollyard_sandbox.pool import Pool
+from rollyard_sandbox.presence import ANNOUNCE_TTL_S, Presence
 from rollyard_sandbox.slots import SlotLost
 
 log = logging.getLogger(__name__)
 
 _WAIT_S = 1.0
-_ANNOUNCE_S = 2.0
-_ANNOUNCE_TTL_S = 8.0
 _BACK_OFF_S = 0.5
 _FAILURES_FOR_EACH_LINE = 60
 # A slot that served before, then two new ones: a template that dies takes clones with it.
@@ -79,6 +77,7 @@ class Worker:
         self._running: dict[str, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._outbox = Outbox(queue, worker_id)
+        self._presence = Presence(queue, worker_id, slots=slots, lease_s=lease_s)
         self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failures = 0  # calls of the queue that failed in a row
@@ -96,29 +95,16 @@ class Worker:
     async def run(self) -> None:
         """Serve until stop()."""
         await self._join()
-        beats = [
-            asyncio.create_task(self._every(_ANNOUNCE_S, self._announce)),
-            asyncio.create_task(self._every(self._lease_s / 3, self._renew)),
-            asyncio.create_task(self._every(self._lease_s / 2, self._reap)),
-        ]
-        sending = asyncio.create_task(self._outbox.run())
-        try:
+        failed = self._metrics.count_queue_error
+        async with self._presence.kept(self._outbox, renew=self._renew, failed=failed):
             await self._serve()
             await self._drain()
-        finally:
-            for beat in beats:
-                beat.cancel()
-            await asyncio.gather(*beats, return_exceptions=True)
-            with contextlib.suppress(QueueError):
-                await self._queue.retire(self._id)
-            self._outbox.close()
-            await sending
 
     async def _join(self) -> None:
         """Announce this worker; a queue that is not there yet is waited for."""
         while not self._stopping.is_set():
             try:
-                await self._announce()
+                await self._presence.announce()
             except QueueError as error:
                 await self._back_off(error)
             else:
@@ -311,20 +297,6 @@ class Worker:
         self._metrics.observe(record)
         return reports.encode(record)
 
-    # Heartbeats -------------------------------------------------------------------------------
-
-    async def _every(self, period_s: float, beat: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await asyncio.sleep(period_s)
-            try:
-                await beat()
-            except QueueError as error:
-                self._metrics.count_queue_error()
-                log.warning("heartbeat.failed", extra={"reason": str(error)})
-
-    async def _announce(self) -> None:
-        await self._queue.announce(self._id, slots=self._slots, ttl_s=_ANNOUNCE_TTL_S)
-
     async def _renew(self) -> None:
         if self._running:
             asked = dict(self._running)
@@ -333,9 +305,6 @@ class Worker:
             for run_id in lost:
                 # The one we asked about: it may have come back to us as a newer attempt meanwhile.
                 asked[run_id].stop()
-
-    async def _reap(self) -> None:
-        await self._queue.reap()
 
     # Ending -----------------------------------------------------------------------------------
 
@@ -351,4 +320,4 @@ class Worker:
             for run_id in left:
                 self._stop_run(run_id)
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=_ANNOUNCE_TTL_S)
+            await asyncio.wait(set(self._tasks), timeout=ANNOUNCE_TTL_S)

@@ -1,21 +1,18 @@
 """The command ``rollyard bench``: what can be said to it; what it then does is imported then."""
 
-import asyncio
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from rollyard.errors import ServiceStartError
+from rollyard_loadtest.command_guard import check_folder, guarded
 
 if TYPE_CHECKING:
     from rollyard_loadtest.figures import BenchFigures
 
-FAILED, USAGE, OURS = 1, 2, 3
-MISSING = "rollyard: this command needs more: pip install 'rollyard[local,bench]'"
+FAILED = 1
 
 _SHORT = "Put a load on a service and report what came of it: rates, latencies, verdicts."
 _HELP = """Latency is counted from the moment at which a run was due, not from when it could be
@@ -154,7 +151,7 @@ def bench(
         figures = session.run()
         return _written(figures, output or Path(f"bench-{session.scenario.name}"), strict)
 
-    return _guarded(work)
+    return guarded("bench", work)
 
 
 @app.command(help_epilogue="")
@@ -227,7 +224,7 @@ def compare(
         )  # fmt: skip
         return _written(comparison.run(), output, strict=False)
 
-    return _guarded(work)
+    return guarded("bench", work)
 
 
 @app.command(name="list", help_epilogue="")
@@ -241,7 +238,7 @@ def list_() -> int:
             sys.stdout.write(f"{name:16} {scenario.load(name).title}\n")
         return 0
 
-    return _guarded(work)
+    return guarded("bench", work)
 
 
 @app.command(help_epilogue="")
@@ -260,7 +257,7 @@ def show(scenario: str, /) -> int:
         sys.stdout.write(path_of(scenario).read_text())
         return 0
 
-    return _guarded(work)
+    return guarded("bench", work)
 
 
 @app.command(help_epilogue="")
@@ -284,17 +281,7 @@ def report(figures: Path, /, *, output: Path | None = None) -> int:
         sys.stderr.write(f"wrote {path}\n")
         return 0
 
-    return _guarded(work)
-
-
-def check_folder(prefix: Path) -> None:
-    """Refuse before the load is made what could not be written after it.
-
-    Raises:
-        ValueError: the folder of the files is not there.
-    """
-    if not prefix.parent.is_dir():
-        raise ValueError(f"--output {prefix}: there is no folder {prefix.parent}")
+    return guarded("bench", work)
 
 
 def _written(figures: "BenchFigures", prefix: Path, strict: bool) -> int:
@@ -313,35 +300,6 @@ def _written(figures: "BenchFigures", prefix: Path, strict: bool) -> int:
     sys.stderr.write(f"wrote {' and '.join(written)}\n")
     missed = strict and not all(goal.met for goal in figures.goals)
     return FAILED if figures.failed or missed else 0
-
-
-def _guarded(work: Callable[[], int]) -> int:
-    """Turn what a person can do something about into a line and an exit code."""
-    try:
-        from rollyard._up import require_python
-
-        require_python()
-        from rollyard_loadtest.scenario import ScenarioError
-        from rollyard_loadtest.stack import NotReady
-        from rollyard_loadtest.stage import ClientDied
-    except ServiceStartError as error:
-        return _said(error.message, OURS)
-    except ImportError:
-        sys.stderr.write(MISSING + "\n")
-        return OURS
-    try:
-        return work()
-    except (ScenarioError, ValueError, OSError) as error:
-        return _said(str(error), USAGE)
-    except (NotReady, ClientDied) as error:
-        return _said(str(error), OURS)
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-
-
-def _said(message: str, code: int) -> int:
-    sys.stderr.write(f"rollyard bench: {message}\n")
-    return code
 
 
 __all__ = ["app"]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from rollyard.errors import ServiceStartError
+from rollyard_loadtest.command_guard import check_folder, guarded
 
 if TYPE_CHECKING:
     from rollyard_loadtest.costs import Costs
+    from rollyard_loadtest.plan import Plan
     from rollyard_loadtest.scenario import Scenario
 
-DIFFERS, USAGE, OURS = 1, 2, 3
-MISSING = "rollyard: this command needs more: pip install 'rollyard[local,bench]'"
+DIFFERS = 1
 
 _HELP = """Measures what a run costs each part of the service on this machine (about a minute, with
 a service of its own), then answers how many gateways, Valkey shards, worker cores and how much
@@ -104,22 +104,12 @@ def plan(
     output
         Prefix of the files written, PREFIX.json and PREFIX.png. Default: none are written.
     """
-    try:
-        from rollyard._up import require_python
+    say = _Progress()
 
-        require_python()
-        from rollyard_loadtest.command import check_folder
-        from rollyard_loadtest.costs_calls import WrongAnswer
+    def work() -> int:
         from rollyard_loadtest.plan import Planner, Wish
         from rollyard_loadtest.scenario import load
-        from rollyard_loadtest.stack import NotReady
-    except ServiceStartError as error:
-        return _said(error.message, OURS)
-    except ImportError:
-        sys.stderr.write(MISSING + "\n")
-        return OURS
-    say = _Progress()
-    try:
+
         if output is not None:
             check_folder(output)
         scenario = load(mix)
@@ -133,19 +123,23 @@ def plan(
             cores_per_worker=cores_per_worker, of=of,
         )  # fmt: skip
         made = Planner(known, seed=seed, say=say).plan(wish)
-    except (ValueError, OSError) as error:  # a scenario, a file, an impossible wish
-        return _said(str(error), USAGE)
-    except (NotReady, WrongAnswer) as error:
-        return _said(str(error), OURS)
+        say.done()
+        return _written(made, known, output, as_json=json)
+
+    try:
+        return guarded("plan", work)
     finally:
         say.done()
-    text = json_.dumps(made.figures(), indent=1) + "\n"
+
+
+def _written(made: "Plan", costs: "Costs", output: Path | None, *, as_json: bool) -> int:
     from rollyard_loadtest.plan_report import picture, table
 
+    text = json_.dumps(made.figures(), indent=1) + "\n"
     if output is not None:
         output.with_name(output.name + ".json").write_text(text)
         picture(made, output.with_name(output.name + ".png"))
-    sys.stdout.write(text if json else table(made, known))
+    sys.stdout.write(text if as_json else table(made, costs))
     return 0
 
 
@@ -197,11 +191,6 @@ class _Progress:
         if self._open:
             sys.stderr.write("\n")
             self._open = False
-
-
-def _said(message: str, code: int) -> int:
-    sys.stderr.write(f"rollyard plan: {message}\n")
-    return code
 
 
 __all__ = ["app"]

@@ -70,8 +70,9 @@ def toy(
         base_url: The service; default: ROLLYARD_URL, else the one of `rollyard up`.
     """
     torch = torch_or_exit()
+    from rollyard_trainer.toy import tables
     from rollyard_trainer.toy.arms import ARMS, Settings
-    from rollyard_trainer.toy.report import write_report
+    from rollyard_trainer.toy.report import rows_of, write_report
     from rollyard_trainer.toy.run import experiment
     from rollyard_trainer.toy.task import Habits
 
@@ -88,7 +89,9 @@ def toy(
     except RollyardError as error:
         say(f"rollyard-trainer: {error}\nIs the service running? Start it with: rollyard up")
         return OURS
-    say(f"report: {write_report(out, settings)}")
+    page = write_report(out, settings)
+    page.with_suffix(".md").write_text(tables.arms(rows_of(out, settings)))
+    say(f"report: {page}, the same figures as Markdown in report.md")
     return OK
 
 
@@ -103,16 +106,16 @@ def toy_sweep(*directories: Path, picture: Path | None = None) -> int:
         picture: Draw failed calls against accuracy, a panel for each setting.
     """
     torch_or_exit()
-    from rollyard_trainer.toy import sweep
+    from rollyard_trainer.toy import tables
 
     try:
-        found = sweep.read(directories)
+        found = tables.read(directories)
     except ValueError as error:
         say(f"rollyard-trainer: {error}")
         return USAGE
-    sys.stdout.write(sweep.table(found))
+    sys.stdout.write(tables.sweep(found))
     if picture is not None:
-        sweep.picture(found, picture)
+        tables.picture(found, picture)
         say(f"picture: {picture}")
     return OK
 

@@ -15,7 +15,7 @@ from rollyard_trainer.engines import Sampling
 from rollyard_trainer.engines.tiny import TinyEngine, TinyGPT
 from rollyard_trainer.env import PythonToolEnv
 from rollyard_trainer.roc import ToolCall
-from rollyard_trainer.toy import arms, report, sweep, task
+from rollyard_trainer.toy import arms, report, tables, task
 from rollyard_trainer.toy.run import append_result, experiment, read_results, save_settings
 from rollyard_trainer.trajectory import Trajectory
 
@@ -232,6 +232,10 @@ async def test_an_experiment_runs_resumes_and_reports(address: str, tmp_path: Pa
         assert row["mismatched"] == 0
         assert 0 < len(row["forks"]) <= 12
     assert read_results(tmp_path, arms.Settings()) == []
+    text = tables.arms(report.rows_of(tmp_path, QUICK))
+    assert [line.split("|")[1:3] for line in text.splitlines()[2:]] == [
+        [f" `{name}` ", " 1 "] for name in names
+    ]
     page = report.write_report(tmp_path, QUICK).read_text()
     assert "roc-full" in page
     assert "<svg" in page
@@ -243,7 +247,7 @@ def test_settings_are_compared_by_what_differs(
 ) -> None:
     """Of runs made up here: each setting's differences are what was put in."""
     usual, two = arms.Settings(), arms.Settings(turns=2, habits=task.Habits(first_error=0.1))
-    assert [sweep.name_of(one) for one in (usual, two)] == ["defaults", "turns 2, first_error 0.1"]
+    assert [tables.name_of(one) for one in (usual, two)] == ["defaults", "turns 2, first_error 0.1"]
     for settings, less in ((two, 0.0), (usual, 0.1)):
         place = tmp_path / settings.digest()
         place.mkdir()
@@ -254,7 +258,15 @@ def test_settings_are_compared_by_what_differs(
                 append_result(place, {
                     "arm": arm, "seed": seed, "settings": settings.digest(), "curve": [point] * 12,
                     "test_scores": [[1, 0], [1, 1]],
+                    "test": dict.fromkeys(
+                        ("error_share", "format_share", "tokens", "calls", "vacuous", "swallowed"),
+                        0.0,
+                    ) | {"accuracy": 0.75},
                 })  # fmt: skip
+    made = tables.arms(report.rows_of(tmp_path / usual.digest(), usual)).splitlines()
+    assert made[2].startswith("| `rand-strat` | 3 | 0.750 ± 0.000 |")
+    assert made[3].startswith("| `roc-full` | 3 | 0.750 ± 0.000 |")
+    assert made[3].endswith("-0.100 [-0.100, -0.100] |")
     picture = tmp_path / "sweep.png"
     assert cli.toy_sweep(*sorted(tmp_path.iterdir()), picture=picture) == terminal.OK
     lines = capsys.readouterr().out.splitlines()

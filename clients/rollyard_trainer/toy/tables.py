@@ -1,4 +1,4 @@
-"""Where the claim holds and where it does not: the same comparison under several settings."""
+"""The results as Markdown: all arms under one setting, and RoC under several."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,7 +9,15 @@ import numpy as np
 
 from rollyard_trainer.evals.statistics import difference, paired
 from rollyard_trainer.toy.arms import Settings
-from rollyard_trainer.toy.report import BASELINES, Rows, figures, rows_of, scores, series
+from rollyard_trainer.toy.report import (
+    BASELINES,
+    Rows,
+    figures,
+    known_mean,
+    rows_of,
+    scores,
+    series,
+)
 from rollyard_trainer.toy.run import read_settings
 
 ARM = "roc-full"
@@ -19,6 +27,11 @@ SHOWN = (
     "last 10 steps",
     "tokens, last 10 steps",
 )
+
+_TEST = {
+    "accuracy": "accuracy", "error_share": "error share", "format_share": "format faults",
+    "tokens": "tokens", "calls": "calls", "vacuous": "vacuous", "swallowed": "swallowed",
+}  # fmt: skip
 
 Setting = tuple[str, Rows]
 
@@ -53,7 +66,33 @@ def _flat(settings: Settings) -> dict[str, Any]:
     return {**fields, **habits}
 
 
-def table(found: Sequence[Setting]) -> str:
+def arms(rows: Rows) -> str:
+    """Each arm on the test problems, mean and standard deviation over seeds, and how far it is from
+    the exact control, paired by seed, with 95% intervals."""
+    control, title = BASELINES[0], SHOWN[0]
+    head = ("arm", "seeds", *_TEST.values(), f"accuracy less {control}", f"{title}, less {control}")
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for arm, runs in rows.items():
+        cells = [f"`{arm}`", str(len(runs))]
+        for name in _TEST:
+            values = np.array([row["test"][name] for row in runs.values()], dtype=float)
+            digits = ".1f" if name == "tokens" else ".3f"
+            spread = f" ± {values.std(ddof=1):{digits}}" if len(values) > 1 else ""
+            cells.append(f"{known_mean(values):{digits}}{spread}")
+        seeds = sorted(runs.keys() & rows.get(control, {}).keys())
+        if arm == control or not seeds:
+            cells += ["", ""]
+        else:
+            cells.append(f"{difference(scores(runs, seeds), scores(rows[control], seeds)):+.3f}")
+            ours, theirs = (
+                [figures()[title](of[seed]) for seed in seeds] for of in (runs, rows[control])
+            )
+            cells.append(f"{paired(ours, theirs):+.3f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def sweep(found: Sequence[Setting]) -> str:
     """Markdown: ``roc-full`` less each baseline, paired by seed, with 95% intervals."""
     head = ("setting", "seeds", "less", "test accuracy", *SHOWN)
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

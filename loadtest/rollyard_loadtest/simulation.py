@@ -5,9 +5,10 @@
 
 What a run costs in each part is measured (``costs``); how parts take turns is what their code
 does: workers claim as ``rollyard_sandbox.worker`` (room, prefetch, one claim at a time, results in
-batches), and runs start as ``rollyard_sandbox.gate`` lets them (two for each core, a place taken
-back from what does not compute after 5 ms and then every 25, after half a second from all). Cores are shared
-as Linux does (``simulation_events.Cores``). The same seed gives the same result, to the last digit.
+batches), and runs start as ``rollyard_sandbox.gate`` lets them (two for each core; after 5 ms and
+then every 25 a place is taken back from what does not compute, after half a second from all). Cores
+are shared as Linux does (``simulation_events.Cores``). The same seed gives the same result, to the
+last digit.
 
 Left out: making slots, memory, the network, retries and refusals. A program that is stopped at its
 time limit is one that computes as long as its limit, or until three times the limit has passed.

@@ -52,6 +52,8 @@ def exec_module(module: str, extra: str, arguments: Sequence[str]) -> NoReturn:
 
 def run_up(plan: Plan) -> int:
     """Supervise a service in this process until it is asked to stop; return the exit code."""
+    if sys.stderr.isatty():  # which the parts cannot see: what they say comes through here
+        os.environ.setdefault("ROLLYARD_LOG_FORMAT", "console")
     try:
         # A Redis of one's own makes the embedded Valkey unnecessary.
         require_extra("service" if plan.redis_url else "local")

@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 import uvloop
@@ -76,15 +76,16 @@ def _problem(path: tuple[int | str, ...], message: str) -> str:
     return f"{'.'.join(map(str, path))}: {message.removeprefix('Value error, ')}"
 
 
-def _configure_logs() -> None:
+def _configure_logs(form: Literal["json", "console"] | None) -> None:
+    for_people = form == "console" or (form is None and sys.stderr.isatty())
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.stdlib.ExtraAdder(),
     ]
     last: Any = (
-        structlog.dev.ConsoleRenderer()
-        if sys.stderr.isatty()
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if for_people
         else structlog.processors.JSONRenderer()
     )
     handler = logging.StreamHandler()
@@ -179,7 +180,7 @@ def _say(line: str) -> None:
 def main() -> int:
     """Exit code 0: stopped as asked; 2: usage; 3: this machine or the queue does not allow it."""
     settings, null_service_s = _options()
-    _configure_logs()
+    _configure_logs(settings.log_format)
     if null_service_s is not None:
         return uvloop.run(_serve_null(settings, null_service_s))
     # When memory runs out the kernel should take programs, which set themselves to 1000.

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -40,6 +40,9 @@ class WorkerSettings(BaseSettings):
     """A worker that does not renew for this long has lost its runs to others."""
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """On SIGTERM: how long running runs may finish before they are handed back to the queue."""
+
+    log_format: Literal["json", "console"] | None = None
+    """``json`` lines, or ``console`` for people; none: by whether standard error is a terminal."""
 
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """TCP port of Prometheus metrics (docs/metrics.md); 0 takes a free one, none: no endpoint."""

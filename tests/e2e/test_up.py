@@ -1,5 +1,6 @@
 """``rollyard up``: one command starts a service; however it ends, nothing remains."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -61,14 +62,14 @@ class StartUp:
         self.environment = {"XDG_RUNTIME_DIR": str(self.runtime)}
 
     @contextmanager
-    def __call__(self, *arguments: str) -> Generator[Up]:
+    def __call__(self, *arguments: str, stderr: int | None = None) -> Generator[Up]:
         command = [sys.executable, "-m", "rollyard.cli", "up", "--port", "0", "--slots", "1",
                    "--templates", "bare", *arguments]  # fmt: skip
         env = {**os.environ, **self.environment}
         with (
             self.log.open("w") as log,
             subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=env
+                command, stdout=subprocess.PIPE, stderr=stderr or log, text=True, env=env
             ) as process,
         ):
             try:
@@ -90,6 +91,29 @@ def test_it_serves_and_stops_when_asked(start: StartUp, number: signal.Signals) 
         assert not any(map(alive, family))
     assert not any(start.runtime.iterdir())
     assert not _control_groups(worker.pid)
+
+
+def test_on_a_terminal_the_parts_speak_to_people(start: StartUp) -> None:
+    ours, theirs = os.openpty()
+    said = b""
+
+    def listen() -> None:
+        nonlocal said
+        with contextlib.suppress(OSError):  # EIO: the last one at the other end has gone
+            while part := os.read(ours, 4096):
+                said += part
+
+    with ThreadPoolExecutor(1) as pool:
+        listening = pool.submit(listen)
+        with start(stderr=theirs) as up:
+            os.close(theirs)
+            up.process.send_signal(signal.SIGTERM)
+            assert up.process.wait(60) == 0
+        listening.result(30)
+    os.close(ours)
+    for part in (b"[gateway] ", b"[worker] "):
+        assert part in said
+    assert b'{"event"' not in said
 
 
 def test_a_run_in_flight_is_answered_before_it_stops(start: StartUp) -> None:

@@ -4,6 +4,7 @@ Service and sandbox are other processes, reached by ``python -m``; what one comm
 imported in it, so that a missing extra is a line to read, not a traceback, and the rest is quick.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, get_args
@@ -377,6 +378,9 @@ def main() -> NoReturn:
         sys.exit(USAGE)  # cyclopts has printed what is wrong
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is there more at exit
+        sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
 
 

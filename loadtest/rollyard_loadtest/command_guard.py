@@ -24,6 +24,8 @@ def guarded(command: str, work: Callable[[], int]) -> int:
 
         try:
             return work()
+        except BrokenPipeError:
+            raise  # whose output it was ends it in silence
         except (ScenarioError, ValueError, OSError) as error:  # a file, an impossible wish
             return _said(command, str(error), USAGE)
         except (NotReady, ClientDied, WrongAnswer) as error:

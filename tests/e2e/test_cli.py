@@ -50,6 +50,15 @@ def test_the_first_screen_says_how_to_begin_and_names_every_command() -> None:
     assert [name for name in listed if name in _COMMANDS] == _COMMANDS
 
 
+def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rollyard.cli", "bench", "list"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
     done = _rollyard(command, "--help")

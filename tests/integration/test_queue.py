@@ -123,6 +123,20 @@ async def test_a_result_stays_for_late_duplicates_and_then_goes(make_queue: Make
     assert receipt.state == "accepted"
 
 
+@pytest.mark.parametrize(("periods", "state"), [(1, "done"), (2, "done"), (3, "accepted")])
+async def test_a_result_is_found_until_its_time_is_over(
+    make_queue: MakeQueue, keys: Keys, server: Server, name: str, periods: int, state: str
+):
+    queue = make_queue(result_ttl_s=2 * 86400)  # kept by periods of half of it, a day
+    await queue.submit([run("a")], reply_to="gw")
+    await queue.finish("w", [done(await claim_one(queue), b"result")])
+    [kept] = [key for key in await keys.all() if key.startswith("done:")]
+    older = f"done:{int(kept.removeprefix('done:')) - periods}"
+    await server.command("RENAME", f"{{{name}:0}}:{kept}", f"{{{name}:0}}:{older}")
+    [receipt] = await queue.submit([run("a")], reply_to="gw")
+    assert receipt.state == state
+
+
 async def test_bytes_pass_unchanged(queue: RedisQueue):
     payload, result = bytes(range(256)) * 300, bytes(reversed(range(256))) * 500
     await queue.submit([run("a", payload)], reply_to="gw")
@@ -183,6 +197,14 @@ async def test_of_two_results_one_counts(queue: RedisQueue):
     assert sorted(await asyncio.gather(*both)) == [[False], [True]]
     assert await queue.finish("w", [done(delivery), done(delivery)]) == [False, False]
     assert len(await read(queue)) == 1
+
+
+async def test_of_two_results_in_one_call_the_first_counts(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    delivery = await claim_one(queue)
+    assert await queue.finish("w", [done(delivery, b"1"), done(delivery, b"2")]) == [True, False]
+    assert await read(queue) == [Reply("a", b"1")]
+    assert (await queue.stats()).finished_total == 1
 
 
 async def test_finish_is_fenced_by_owner_and_attempt(queue: RedisQueue):
@@ -415,6 +437,19 @@ async def test_a_run_that_kills_workers_takes_no_other_to_its_end(
     assert await keys.lasting() == set()
 
 
+async def test_a_worker_holds_one_run_on_probation_at_a_time(make_queue: MakeQueue):
+    queue = make_queue(max_attempts=2)
+    await queue.submit(runs(3), reply_to="gw")
+    for one in await claim(queue, "dead"):
+        await lapse(queue, "dead", one.run_id)
+    assert await queue.reap() == 3
+    first = await claim_one(queue, "w")
+    assert await claim(queue, "w") == []
+    assert [one.attempt for one in await claim(queue, "other")] == [2]
+    assert await queue.finish("w", [done(first)]) == [True]
+    assert [one.attempt for one in await claim(queue, "w")] == [2]
+
+
 # Leases
 
 
@@ -431,6 +466,15 @@ async def test_a_lost_lease_gives_the_run_to_another_worker(queue: RedisQueue):
     assert await queue.finish("alive", [done(second, b"result")]) == [True]
     assert await read(queue) == [Reply("a", b"result")]
     assert (await queue.stats()).redelivered_total == 1
+
+
+async def test_a_slow_worker_is_told_that_its_run_was_given_away(queue: RedisQueue):
+    await queue.submit([run("a")], reply_to="gw")
+    await claim_one(queue, "slow")
+    await lapse(queue, "slow", "a")
+    waiting = asyncio.create_task(queue.wait("slow", for_work=False, wait_s=30))
+    assert await queue.reap() == 1
+    assert await waiting == Notice(cancelled=("a",))
 
 
 async def test_a_tiny_lease_ends_by_the_servers_clock(queue: RedisQueue, server: Server):
@@ -801,6 +845,15 @@ async def test_a_read_whose_connection_broke_loses_nothing(make_queue: MakeQueue
     await successor.finish("w", [done(second, b"2")])
     assert await read(successor) == [Reply("b", b"2")]
     assert 0 < await keys.ttl_ms("replies:gw") <= 120_000
+
+
+async def test_what_was_sent_together_stays_until_all_of_it_was_handed_out(make_queue: MakeQueue):
+    queue = make_queue()
+    await queue.submit([run("a"), run("b")], reply_to="gw")
+    await queue.finish("w", [done(one, one.run_id.encode()) for one in await claim(queue)])
+    assert await queue.replies("gw", max_replies=1, wait_s=0) == [Reply("a", b"a")]
+    await queue.close()
+    assert await read(make_queue()) == [Reply("a", b"a"), Reply("b", b"b")]
 
 
 async def test_close_removes_what_was_handed_out(make_queue: MakeQueue):

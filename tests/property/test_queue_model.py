@@ -602,6 +602,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.do(self.keys.lasting()) == set()
 
 
+@pytest.mark.timeout(600)  # 60 examples of 40 steps; the general limit is for one thing that hangs
 def test_any_order_of_calls_keeps_the_contract():
     with asyncio.Runner() as runner:
         server = EmbeddedServer()

@@ -108,6 +108,9 @@ def toy_sweep(*directories: Path, picture: Path | None = None) -> int:
     torch_or_exit()
     from rollyard_trainer.toy import tables
 
+    if picture is not None and not picture.parent.is_dir():
+        say(f"rollyard-trainer: {picture.parent} is not there; make it, or choose another picture")
+        return USAGE
     try:
         found = tables.read(directories)
     except ValueError as error:

@@ -28,6 +28,8 @@ class Called:
     """What the program takes by itself, where its scenario knows it (Work.nominal_s)."""
     timeout_s: float = Limits().timeout_s
     """Its time limit."""
+    number: int = 0
+    """Of the load's calls, in the order of asking: those of one moment have an order too."""
 
     @property
     def latency_s(self) -> float:
@@ -44,7 +46,7 @@ class Calls:
         self._client = client
         self._works = works
         self._called: list[Called] = []
-        self._began = 0.0
+        self._asked, self._began = 0, 0.0
 
     async def closed(self, in_flight: int, *, for_s: float, at_most: int = 1 << 30) -> list[Called]:
         """Keep so many in flight for so long, or until so many were asked for."""
@@ -79,14 +81,15 @@ class Calls:
         return self._called
 
     def _start(self) -> None:
-        self._called = []
+        self._called, self._asked = [], 0
         self._began = time.monotonic()
 
     def _now(self) -> float:
         return time.monotonic() - self._began
 
     async def _call(self, due_s: float) -> None:
-        work = next(self._works)
+        work, number = next(self._works), self._asked
+        self._asked += 1
         result = await self._client.submit(rollyard.RunRequest.model_validate(work.request()))
         answered_s = self._now()
         right = result.outcome == work.outcome and work.stdout in (None, result.stdout)
@@ -98,6 +101,6 @@ class Calls:
         self._called.append(
             Called(
                 work.kind, due_s, answered_s, result, work.nominal_s,
-                timeout_s=work.limits.get("timeout_s", Limits().timeout_s),
+                timeout_s=work.limits.get("timeout_s", Limits().timeout_s), number=number,
             )
         )  # fmt: skip

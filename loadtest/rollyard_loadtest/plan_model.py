@@ -32,7 +32,7 @@ def trace_of(costs: Costs, called: list[Called]) -> tuple[tuple[float, RunClass]
     both = zip(costs.kinds, classes_of(costs), strict=True)
     kinds = {kind.name: (kind, run_class) for kind, run_class in both}
     trace: list[tuple[float, RunClass]] = []
-    for one in sorted(called, key=lambda call: call.asked_s):
+    for one in sorted(called, key=lambda call: (call.asked_s, call.number)):
         kind, run_class = kinds[one.kind]
         if kind.stopped:
             beside_s = (kind.cpu_ms[0] - kind.own_ms[0]) / 1e3

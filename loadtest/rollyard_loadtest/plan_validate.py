@@ -100,8 +100,7 @@ async def _compare(
             foreign, ours = others.so_far()
             if arrivals.kind == "closed":
                 nonlocal groups
-                # All cores are taken: B groups that always compute get B times what our one gets.
-                groups = foreign / max(ours, 0.05) / max(foreign, 0.01)
+                groups = groups_for_each_core(costs.machine.cores, ours)
             # The same runs at the same times: which they are is chance, and no fault of the model.
             arrivals = replace(arrivals, trace=trace_of(costs, called))
             cluster = this_machine(costs, slots=slots, background=groups * foreign)
@@ -124,6 +123,15 @@ async def _compare(
         runs = round(capacity * min(BURST_S, run_s))
         await compare(f"{runs} at once", calls.burst(runs), Arrivals(kind="burst", runs=runs))
     return figures
+
+
+def groups_for_each_core(cores: int, ours: float) -> float:
+    """Groups that always compute, for each core that others used while all were taken.
+
+    B of them get B times what one weight gets, and our programs weigh as much as ``cores``: others
+    use B / cores of what we use.
+    """
+    return cores / max(ours, 0.05)
 
 
 class _Others:

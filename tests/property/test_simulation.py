@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard_loadtest.plan_model import erlang_c, mean_wait_s, wait_quantile_s
+from rollyard_loadtest.plan_validate import groups_for_each_core
 from rollyard_loadtest.simulation import Simulation
 from rollyard_loadtest.simulation_events import Calendar, Cores
 from rollyard_loadtest.simulation_model import (
@@ -185,6 +186,18 @@ def test_programs_have_their_weight_against_others(
         cores.program(1.0, lambda: ended.append(calendar.now_s))
     calendar.run(until_s=math.inf)
     assert ended == [pytest.approx(ended_s)] * programs
+
+
+@pytest.mark.parametrize(("cores", "background"), [(2, 0.5), (2, 3.0), (8, 4.0)])
+def test_what_others_use_says_how_many_they_are(cores: int, background: float) -> None:
+    calendar = Calendar()
+    machine = Cores(calendar, cores, background=background)
+    for _ in range(2 * cores):
+        machine.program(1.0, lambda: None)
+    calendar.run(until_s=math.inf)
+    ours = machine.busy_s / calendar.now_s
+    foreign = cores - ours
+    assert groups_for_each_core(cores, ours) * foreign == pytest.approx(background)
 
 
 def test_our_processes_and_programs_share_what_there_is() -> None:

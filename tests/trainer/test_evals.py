@@ -22,6 +22,7 @@ from rollyard_trainer.evals.statistics import (
     difference,
     paired,
     problems_needed,
+    student,
 )
 
 PROTOCOL = Protocol(
@@ -53,6 +54,26 @@ def test_pairing_by_problem_makes_the_interval_narrower() -> None:
     shuffled = difference(left, right[:, rng.permutation(100)])
     assert close.low > 0
     assert close.high - close.low < shuffled.high - shuffled.low
+
+
+def test_student_has_the_tables_values() -> None:
+    table = {1: 12.706, 2: 4.303, 7: 2.365, 30: 2.042}
+    assert {n: round(student(n), 3) for n in table} == pytest.approx(table, abs=2e-3)
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 8])
+def test_intervals_of_few_seeds_hold_the_truth_as_often_as_they_say(pairs: int) -> None:
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(400):
+        one = paired(rng.normal(size=pairs), np.zeros(pairs))
+        held += one.low <= 0 <= one.high
+    assert 0.9 < held / 400 < 0.99
+
+
+def test_one_pair_has_no_interval() -> None:
+    one = paired([1.0, float("nan")], [0.5, 0.1])
+    assert (one.value, np.isnan(one.low), np.isnan(one.high)) == (0.5, True, True)
 
 
 def test_what_is_not_paired_is_refused() -> None:

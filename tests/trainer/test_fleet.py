@@ -46,6 +46,7 @@ class Served(ThreadingHTTPServer):
         self.peak = 0
         self.hold: dict[str, threading.Event] = {}
         self.answers = 1 << 30  # then it is lost
+        self.gone_for = 1 << 30  # requests, and then it is there again
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
     def write(self, ids: list[int]) -> str:
@@ -77,7 +78,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.answers -= 1
-            lost = self.server.answers < 0
+            lost = self.server.answers < 0 and self.server.gone_for > 0
+            self.server.gone_for -= lost
         if lost:
             self._send(b"engine is dead", 503)
             return
@@ -158,12 +160,16 @@ async def test_rollouts_of_a_lost_server_begin_anew_on_another(
         servers[0].answers = 1 << 30  # it is there again, and gets its share of the next batch
         again = await fleet.rollout([prompt(name) for name in names], env, SAMPLING)
         assert servers[0].turns.total() > 3
+        # Both are gone for a moment, and neither for good.
         for one in servers:
-            one.answers = 0
+            one.gone_for, one.answers = 1, 0
+        moment = await fleet.rollout([prompt(name) for name in names], env, SAMPLING)
+        for one in servers:
+            one.gone_for, one.answers = 1 << 30, 0
         with pytest.raises(ExceptionGroup) as caught:
             await fleet.rollout([prompt("x")], env, SAMPLING)
         assert caught.group_contains(ModelError, match="503: engine is dead")
-    for rollouts in (first, again):
+    for rollouts in (first, again, moment):
         for name, one in zip(names, rollouts, strict=True):
             assert f"\\boxed{{{name * 2}}}" in one.own_text
             assert (one.stop, one.turns) == ("answer", 2)

@@ -276,7 +276,27 @@ def test_settings_are_compared_by_what_differs(
     assert lines[3].startswith("| turns 2, first_error 0.1 | 3 | rand-strat | +0.000")
     assert lines[3].count("+0.000 [+0.000, +0.000]") == 3
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert cli.toy_sweep(picture.parent / "nothing") == terminal.USAGE
+    assert cli.toy_sweep(tmp_path, picture=tmp_path / "nothing" / "a.png") == terminal.USAGE
+    assert cli.toy_sweep(tmp_path / "nothing") == terminal.USAGE
+    assert "settings-*.json" in capsys.readouterr().err
+    (place / "settings-x.json").write_text('{"habits": {}, "depth": 3}')
+    assert cli.toy_sweep(place) == terminal.USAGE
+    assert "not of this version" in capsys.readouterr().err
+
+
+def test_one_setting_in_two_directories_is_one(tmp_path: Path) -> None:
+    for number in range(2):
+        place = tmp_path / str(number)
+        place.mkdir()
+        save_settings(place, arms.Settings())
+        for arm in ("roc-full", "grpo-2G"):
+            row = {"arm": arm, "seed": number, "settings": arms.Settings().digest()}
+            append_result(place, row)
+    [(name, rows)] = tables.read(list(tmp_path.iterdir()))
+    assert name == "defaults"
+    assert {arm: set(runs) for arm, runs in rows.items()} == {
+        "roc-full": {0, 1}, "grpo-2G": {0, 1},
+    }  # fmt: skip
 
 
 def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rollyard_trainer.scheduler import Scheduler
 from rollyard_trainer.trajectory import Trajectory
 
 _LOG = logging.getLogger(__name__)
+_TRIES_PER_SERVER = 3
 _UNLIMITED = 1 << 20  # requests at once: the scheduler decides, not the connection
 
 
@@ -21,8 +22,8 @@ class Fleet:
 
     A rollout waits until a server has room in its cache for the longest that it can become, goes
     to the one with most room, and stays there. The rollouts of a server that is lost begin anew on
-    another; it is asked again before the next batch. Use as an async context manager, which asks
-    each server for its capacity.
+    another; it is asked again before the next batch, and when all are lost. Use as an async context
+    manager, which asks each server for its capacity.
 
     Args:
         base_urls: Such as ``http://127.0.0.1:8000/v1``, each with ``/metrics`` beside it.
@@ -41,7 +42,7 @@ class Fleet:
         options.setdefault("concurrency", _UNLIMITED)
         self._engines = {url: OpenAIEngine(url, model, **options) for url in base_urls}
         self._given, self._reserve = dict(capacity or {}), reserve
-        self._stack, self._lost = AsyncExitStack(), set[str]()
+        self._stack, self._lost, self._asking = AsyncExitStack(), set[str](), asyncio.Lock()
         self.scheduler: Scheduler | None = None
 
     async def __aenter__(self) -> Self:
@@ -76,10 +77,7 @@ class Fleet:
         """
         if self.scheduler is None:
             raise ModelError("use the fleet as an async context manager")
-        for url in tuple(self._lost):
-            with suppress(ModelError):
-                self.scheduler.open(url, await self._capacity(url))
-                self._lost.discard(url)
+        await self._ask_lost(self.scheduler)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._one(self.scheduler, text, env, sampling))
@@ -92,7 +90,7 @@ class Fleet:
     ) -> Trajectory:
         first = next(iter(self._engines.values()))
         tokens = first.tokens_of(prompt) + (self._reserve or sampling.max_tokens)
-        while True:
+        for left in reversed(range(_TRIES_PER_SERVER * len(self._engines))):
             async with scheduler.place(tokens) as url:
                 try:
                     return await self._engines[url].one(prompt, env, sampling)
@@ -101,5 +99,18 @@ class Fleet:
                         _LOG.warning("its rollouts go elsewhere: %s", error)
                     self._lost.add(url)
                     if len(self._lost) == len(self._engines):
+                        await self._ask_lost(scheduler)  # each may have been gone for a moment
+                    if len(self._lost) == len(self._engines) or not left:
                         raise
-                    scheduler.close(url)
+                    if url in self._lost:
+                        scheduler.close(url)
+        raise AssertionError("the last try returns or raises")
+
+    async def _ask_lost(self, scheduler: Scheduler) -> None:
+        """Take back the lost servers that answer again."""
+        async with self._asking:
+            for url in tuple(self._lost):
+                with suppress(ModelError):
+                    await self._engines[url].check()
+                    scheduler.open(url, await self._capacity(url))
+                    self._lost.discard(url)

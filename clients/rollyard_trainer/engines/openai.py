@@ -103,6 +103,17 @@ class OpenAIEngine:
             one.read(self._tokenizer.encode(answer) if self._tokenizer else [], answer)
         return one
 
+    async def check(self) -> None:
+        """Ask the server for its models, once.
+
+        Raises:
+            ServerLost: it gives no answer.
+        """
+        try:
+            (await self._http.get("models")).raise_for_status()
+        except httpx2.HTTPError as error:
+            raise ServerLost(f"{self._http.base_url}models: {error}") from None
+
     async def kv_capacity(self) -> int:
         """KV cache of the server in tokens, from its metrics page, which is beside ``/v1``.
 

@@ -159,13 +159,20 @@ def _against(rows: Rows, baseline: str) -> str:
         cells = [_cell(accuracy, more_is_better=True)]
         for figure in compared.values():
             ours = [figure(runs[seed]) for seed in seeds]
-            cells.append(_cell(paired(ours, [figure(rows[baseline][seed]) for seed in seeds])))
+            theirs = [figure(rows[baseline][seed]) for seed in seeds]
+            cells.append(_cell(paired(ours, theirs)) + pairs_left(ours, theirs))
         body += f"<tr><td>{arm}<td>{len(seeds)}" + "".join(cells)
     return (
         f"<h2>Difference from {baseline}</h2><p>Paired by seed, 95% bootstrap intervals; accuracy "
         "also over problems and samples. Coloured where the interval is on one side of 0. Many "
         f"intervals: one in twenty is off by chance.</p><table><tr>{head}{body}</table>"
     )
+
+
+def pairs_left(ours: list[float], theirs: list[float]) -> str:
+    """Says of how many pairs a figure is, where not all have one."""
+    count = int(np.isfinite(np.array(ours) - np.array(theirs)).sum())
+    return "" if count == len(ours) else f" ({count} pairs)"
 
 
 def figures() -> dict[str, Figure]:

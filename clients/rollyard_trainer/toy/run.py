@@ -38,11 +38,22 @@ def save_settings(directory: Path, settings: Settings) -> None:
 
 
 def read_settings(directory: Path) -> list[Settings]:
-    """Settings under which experiments in ``directory`` were begun."""
+    """Settings under which experiments in ``directory`` were begun.
+
+    Raises:
+        ValueError: there are none, or they are of another version.
+    """
     found: list[Settings] = []
     for path in sorted(directory.glob("settings-*.json")):
-        fields = json.loads(path.read_text())
-        found.append(Settings(**{**fields, "habits": task.Habits(**fields["habits"])}))
+        try:
+            fields = json.loads(path.read_text())
+            found.append(Settings(**{**fields, "habits": task.Habits(**fields["habits"])}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not of this version: {error}") from None
+    if not found:
+        raise ValueError(
+            f"{directory} has no settings-*.json: its command, given again, writes it and goes on"
+        )
     return found
 
 

@@ -14,6 +14,7 @@ from rollyard_trainer.toy.report import (
     Rows,
     figures,
     known_mean,
+    pairs_left,
     rows_of,
     scores,
     series,
@@ -40,14 +41,22 @@ def read(directories: Sequence[Path]) -> list[Setting]:
     """All settings found, each with a name that says what differs from the defaults.
 
     Raises:
-        ValueError: no directory has runs of ``roc-full`` and of something to compare it with.
+        ValueError: no directory has runs of ``roc-full`` and of something to compare it with, or
+            one has no settings, or those of another version.
     """
-    found: list[Setting] = []
+    names: dict[str, str] = {}
+    merged: dict[str, Rows] = {}
     for directory in directories:
         for settings in read_settings(directory):
-            rows = rows_of(directory, settings)
-            if ARM in rows and any(baseline in rows for baseline in BASELINES):
-                found.append((name_of(settings), rows))
+            names[settings.digest()] = name_of(settings)
+            rows = merged.setdefault(settings.digest(), {})
+            for arm, runs in rows_of(directory, settings).items():
+                rows.setdefault(arm, {}).update(runs)
+    found = [
+        (names[digest], rows)
+        for digest, rows in merged.items()
+        if ARM in rows and any(baseline in rows for baseline in BASELINES)
+    ]
     if not found:
         raise ValueError(f"no runs of {ARM} with {' or '.join(BASELINES)} beside it")
     return sorted(found, key=lambda one: one[0] != "defaults")
@@ -77,7 +86,7 @@ def arms(rows: Rows) -> str:
         for name in _TEST:
             values = np.array([row["test"][name] for row in runs.values()], dtype=float)
             digits = ".1f" if name == "tokens" else ".3f"
-            spread = f" ± {values.std(ddof=1):{digits}}" if len(values) > 1 else ""
+            spread = f" ± {np.nanstd(values, ddof=1):{digits}}" if len(values) > 1 else ""
             cells.append(f"{known_mean(values):{digits}}{spread}")
         seeds = sorted(runs.keys() & rows.get(control, {}).keys())
         if arm == control or not seeds:
@@ -107,7 +116,7 @@ def sweep(found: Sequence[Setting]) -> str:
             for title in SHOWN:
                 ours, theirs = ([figures()[title](runs[seed]) for seed in seeds] for runs in both)
                 digits = ".1f" if "tokens" in title else ".3f"
-                cells.append(f"{paired(ours, theirs):+{digits}}")
+                cells.append(f"{paired(ours, theirs):+{digits}}{pairs_left(ours, theirs)}")
             lines.append("| " + " | ".join([name, str(len(seeds)), baseline, *cells]) + " |")
     return "\n".join(lines) + "\n"
 

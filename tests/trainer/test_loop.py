@@ -237,6 +237,7 @@ async def test_an_experiment_runs_resumes_and_reports(address: str, tmp_path: Pa
         [f" `{name}` ", " 1 "] for name in names
     ]
     page = report.write_report(tmp_path, QUICK).read_text()
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "roc-full" in page
     assert "<svg" in page
     assert any("already in" in text for text in said)

@@ -40,7 +40,7 @@ Figure = Callable[[dict[str, Any]], float]
 
 
 def write_report(directory: Path, settings: Settings) -> Path:
-    """Write ``report.html`` from all finished runs of these settings; return its path.
+    """Write ``report.html`` and its ``curves.png`` from all finished runs of these settings.
 
     Raises:
         ValueError: there are none.
@@ -49,7 +49,7 @@ def write_report(directory: Path, settings: Settings) -> Path:
     if not ordered:
         raise ValueError(f"{directory} has no finished run of these settings")
     parts = [f"<p>{_CAVEAT}</p>", f"<p>Settings {settings.digest()}: {html.escape(str(settings))}",
-             _plot(ordered), _table(ordered), _forks(ordered), _cost(ordered)]  # fmt: skip
+             _plot(ordered, directory / "curves.png"), _table(ordered), _forks(ordered), _cost(ordered)]  # fmt: skip
     parts += [_against(ordered, baseline) for baseline in BASELINES if baseline in ordered]
     page = directory / "report.html"
     page.write_text(
@@ -95,7 +95,7 @@ def at_accuracy(row: dict[str, Any], level: float, name: str = "error_share") ->
     return float(value[step - 1] + part * (value[step] - value[step - 1]))
 
 
-def _plot(rows: Rows) -> str:
+def _plot(rows: Rows, picture: Path) -> str:
     import matplotlib
 
     matplotlib.use("svg")
@@ -115,6 +115,7 @@ def _plot(rows: Rows) -> str:
     figure.tight_layout()
     out = io.StringIO()
     figure.savefig(out, format="svg")
+    figure.savefig(picture, dpi=70)
     pyplot.close(figure)
     return "<svg" + out.getvalue().partition("<svg")[2]
 

@@ -65,9 +65,17 @@ class Node(Protocol):
         ...
 
     async def run(
-        self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]
+        self,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Sequence[Argument],
+        *,
+        patient: bool = True,
     ) -> Answer:
-        """Run one script to its end; load it where the server does not know it."""
+        """Run one script to its end; load it where the server does not know it.
+
+        Where a cluster moves the shard, who is not ``patient`` hears SlotMoving at once.
+        """
         ...
 
     async def block(self, commands: Sequence[Sequence[Argument]], *, wait_s: float) -> list[Answer]:
@@ -123,9 +131,16 @@ class Server:
         return await self._to_the_end(_once(self._commands, command))
 
     async def run(
-        self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]
+        self,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Sequence[Argument],
+        *,
+        patient: bool = True,
     ) -> Answer:
         """Run one script to its end; load it where the server does not know it.
+
+        It never waits for a move, so that ``patient`` changes nothing.
 
         Raises:
             QueueUnavailable: it may or may not have run.

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 
 from rollyard_queue.base import QueueUnavailable
-from rollyard_queue.connections import Node
 from rollyard_queue.records import Reply
 from rollyard_queue.replies import ReplyStream
 
@@ -20,9 +19,8 @@ RETRY_S = (0.1, 1.0)  # first and longest pause between two tries; each doubles
 class Mailbox:
     """One reader at a time: a second read waits for the first."""
 
-    def __init__(self, streams: Sequence[ReplyStream], nodes: Sequence[Node]) -> None:
+    def __init__(self, streams: Sequence[ReplyStream]) -> None:
         self._streams = streams
-        self._nodes = nodes
         self._reading = asyncio.Lock()
         self._reads: dict[int, asyncio.Task[list[Reply]]] = {}
         self._away: dict[int, asyncio.Task[None]] = {}
@@ -97,7 +95,7 @@ class Mailbox:
                 replies = read.result()
             except QueueUnavailable as error:
                 failed = error
-                self._away[number] = asyncio.create_task(self._until_back(self._nodes[number]))
+                self._away[number] = asyncio.create_task(self._until_back(self._streams[number]))
             else:
                 if replies:
                     self._left[number] = deque(replies)
@@ -116,12 +114,12 @@ class Mailbox:
                 f"shard {', '.join(map(str, back))} of the queue was away, and is back"
             )
 
-    async def _until_back(self, node: Node) -> None:
+    async def _until_back(self, stream: ReplyStream) -> None:
         pause_s, longest_s = RETRY_S
         while True:
             await asyncio.sleep(pause_s)
             try:
-                await node.command("PING")
+                await stream.look()
             except QueueUnavailable:
                 pause_s = min(2 * pause_s, longest_s)
             else:

@@ -5,10 +5,11 @@ not begin (MOVED, a demoted primary) is sent once more, to where the shard is; o
 run is not, and its caller hears QueueUnavailable as from any server. The next call looks again, so
 a failover needs nobody's help.
 
-While a cluster moves a slot (ASK, TRYAGAIN), calls wait for the end of the move. The other node,
-asked with ASKING, could not help: a command with several keys, as every script is, runs on neither
-side before all its keys are there. Each script names a key that never exists (``absent`` in
-``prelude.lua``), so that the server refuses it before its first step and never in between.
+While a cluster moves a slot (ASK, TRYAGAIN), calls wait for the end of the move; where it does not
+end, only the first ones wait, and whoever comes later hears QueueUnavailable at once. The other
+node, asked with ASKING, could not help: a command with several keys, as every script is, runs on
+neither side before all its keys are there. Each script names a key that never exists (``absent``
+in ``prelude.lua``), so that the server refuses it before its first step and never in between.
 """
 
 import asyncio
@@ -21,7 +22,9 @@ from rollyard_queue.failures import SlotMoving, WrongPlace
 from rollyard_queue.scripts import Script
 
 MOVE_WAIT_S = 5.0
-"""A slot that moves for longer makes its part of the queue unavailable; one takes milliseconds."""
+"""A slot that moves for longer makes its part of the queue unavailable; one takes milliseconds.
+
+Counted from the first call that met the move, whoever made it."""
 MOVE_PAUSE_S = (0.005, 0.1)
 """First and longest pause between two looks whether it has moved; each doubles."""
 LOOKUP_S = 2.0
@@ -54,6 +57,7 @@ class MovingNode(Node):
         self._slot = slot
         self._server: Server | None = None
         self._lost: Server | None = None
+        self._moving_since: float | None = None  # by the loop's clock; the first call that met it
 
     @override
     async def command(self, *command: Argument) -> Answer:
@@ -61,38 +65,53 @@ class MovingNode(Node):
 
     @override
     async def run(
-        self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]
+        self,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Sequence[Argument],
+        *,
+        patient: bool = True,
     ) -> Answer:
-        return await self._there(lambda server: server.run(script, keys, arguments))
+        answer = await self._there(
+            lambda server: server.run(script, keys, arguments), patient=patient
+        )
+        # Only a script proves it, by the key that is absent: of a slot that moves, a command on a
+        # key that has not left yet is answered too, and so is one without a key.
+        self._moving_since = None
+        return answer
 
     @override
     async def block(self, commands: Sequence[Sequence[Argument]], *, wait_s: float) -> list[Answer]:
         return await self._there(lambda server: server.block(commands, wait_s=wait_s))
 
-    async def _there[T](self, call: Callable[[Server], Awaitable[T]]) -> T:
+    async def _there[T](self, call: Callable[[Server], Awaitable[T]], *, patient: bool = True) -> T:
         server = self._server or await self._find(self._lost)
         try:
-            return await self._when_moved(server, call)
+            return await self._when_moved(server, call, patient=patient)
         except WrongPlace as error:
             server = await self._find(server, error.to)
-        except QueueUnavailable:
-            self._lose(server)
+        except QueueUnavailable as error:
+            self._lose(server, error)
             raise
         try:
-            return await self._when_moved(server, call)
-        except QueueUnavailable:
-            self._lose(server)
+            return await self._when_moved(server, call, patient=patient)
+        except QueueUnavailable as error:
+            self._lose(server, error)
             raise
 
-    async def _when_moved[T](self, server: Server, call: Callable[[Server], Awaitable[T]]) -> T:
-        """Call, and call again while the slot is on its way."""
+    async def _when_moved[T](
+        self, server: Server, call: Callable[[Server], Awaitable[T]], *, patient: bool
+    ) -> T:
+        """Call, and where that is wanted call again while the slot is on its way."""
         now = asyncio.get_running_loop().time
-        end, (pause_s, longest_s) = now() + MOVE_WAIT_S, MOVE_PAUSE_S
+        pause_s, longest_s = MOVE_PAUSE_S
         while True:
             try:
                 return await call(server)
             except SlotMoving:
-                if now() >= end:
+                if self._moving_since is None:
+                    self._moving_since = now()
+                if not patient or now() >= self._moving_since + MOVE_WAIT_S:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
@@ -102,8 +121,9 @@ class MovingNode(Node):
         self._lost = None
         return self._server
 
-    def _lose(self, server: Server) -> None:
-        if self._server is server:
+    def _lose(self, server: Server, error: QueueUnavailable) -> None:
+        # Whoever says that the slot is on its way still has it.
+        if self._server is server and not isinstance(error, SlotMoving):
             self._server, self._lost = None, server
 
 

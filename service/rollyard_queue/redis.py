@@ -11,6 +11,7 @@ from zlib import crc32
 
 from rollyard_queue.base import Queue, QueueFull, QueueUnavailable, RunIdTaken
 from rollyard_queue.bounds import Bounds
+from rollyard_queue.failures import SlotMoving
 from rollyard_queue.listening import Listener, Source
 from rollyard_queue.mailbox import Mailbox
 from rollyard_queue.places import Places
@@ -180,10 +181,13 @@ class RedisQueue(Queue):
         with the higher attempt replaces the other.
 
         Shards that said that they have work are asked first; the first of them changes each time.
+        Only a call that has claimed nothing waits for a shard that a cluster moves.
         """
         if len(self._shards) == 1:
             return await self._shards[0].claim(worker_id, max_runs=max_runs, lease_s=lease_s)
         claimed: list[Delivery] = []
+        moving: list[int] = []
+        answered = False
         total = len(self._shards)
         self._turn = (self._turn + 1) % total
         others = [(self._turn + i) % total for i in range(total)]
@@ -192,16 +196,16 @@ class RedisQueue(Queue):
         others = [shard for shard in others if shard not in asked]
         while asked and len(claimed) < max_runs:
             wants = _shares(max_runs - len(claimed), len(asked))
-            answers = await asyncio.gather(
-                *(
-                    self._shards[shard].claim(worker_id, max_runs=want, lease_s=lease_s)
-                    for shard, want in zip(asked, wants, strict=False)
-                ),
-                return_exceptions=True,
-            )
+            answers = await self._claim(worker_id, asked, wants, lease_s=lease_s)
             failed = [answer for answer in answers if isinstance(answer, BaseException)]
             claimed += [one for answer in answers if isinstance(answer, list) for one in answer]
-            if failed and not claimed and not others:
+            answered = answered or len(failed) < len(answers)
+            moving += [
+                shard
+                for shard, answer in zip(asked, answers, strict=False)
+                if isinstance(answer, SlotMoving)
+            ]
+            if failed and not (claimed or others or moving):
                 raise failed[0]
             # Whoever gave all that it was asked for may have more.
             more = [
@@ -210,17 +214,57 @@ class RedisQueue(Queue):
                 if isinstance(answer, list) and len(answer) == want
             ]
             asked, others = more + asked[len(wants) :] + others, []
-        return claimed
+        if moving:
+            self._told.setdefault(worker_id, set()).update(told.intersection(moving))
+        if claimed or not moving:
+            return claimed
+        try:
+            shard = self._shards[moving[0]]
+            return await shard.claim(worker_id, max_runs=max_runs, lease_s=lease_s)
+        except SlotMoving:
+            if not answered:
+                raise
+            return []
+
+    async def _claim(
+        self, worker_id: str, shards: Sequence[int], wants: Sequence[int], *, lease_s: float
+    ) -> list[list[Delivery] | BaseException]:
+        """From the first shards, as many as there are numbers, at once; none waits for a move."""
+        calls = [
+            self._shards[shard].claim(worker_id, max_runs=want, lease_s=lease_s, patient=False)
+            for shard, want in zip(shards, wants, strict=False)
+        ]
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     @override
     async def renew(self, worker_id: str, run_ids: Sequence[str], *, lease_s: float) -> list[str]:
+        """See Queue.renew. Of several shards each has a third of ``lease_s`` to answer."""
         parts = self._parts(run_ids)
+        # Leases are renewed each third of their time: waiting longer for one shard would let those
+        # on the others end. Who lets them end on purpose waits for all.
+        within_s = lease_s / 3 if len(parts) > 1 and lease_s > 0 else None
         lost = await _all(
-            self._shards[shard].renew(worker_id, [run_ids[i] for i in part], lease_s=lease_s)
+            self._renew(shard, worker_id, [run_ids[i] for i in part], lease_s, within_s)
             for shard, part in parts.items()
         )
         gone = {run_id for ids in lost for run_id in ids}
         return [run_id for run_id in run_ids if run_id in gone]
+
+    async def _renew(
+        self,
+        shard: int,
+        worker_id: str,
+        run_ids: Sequence[str],
+        lease_s: float,
+        within_s: float | None,
+    ) -> list[str]:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._shards[shard].renew(worker_id, run_ids, lease_s=lease_s)
+        except TimeoutError:
+            raise QueueUnavailable(
+                f"shard {shard} of the queue did not renew leases within {within_s:.2f} s"
+            ) from None
 
     @override
     async def finish(self, worker_id: str, finished: Sequence[FinishedRun]) -> list[bool]:
@@ -265,8 +309,7 @@ class RedisQueue(Queue):
         mailbox = self._mailboxes.get(reply_to)
         if mailbox is None:
             streams = [shard.reply_stream(reply_to) for shard in self._shards]
-            mailbox = Mailbox(streams, [shard.node for shard in self._shards])
-            self._mailboxes[reply_to] = mailbox
+            mailbox = self._mailboxes[reply_to] = Mailbox(streams)
         return await mailbox.read(max_replies=max_replies, wait_s=wait_s)
 
     @override

@@ -42,6 +42,14 @@ class ReplyStream:
                 await self._fetch(min(max_replies, MAX_ENTRIES), wait_s)
             return self._take(max_replies)
 
+    async def look(self) -> None:
+        """Return if the stream can be read; a PING is answered by a server that lacks it, too.
+
+        Raises:
+            QueueUnavailable: its server is away, or a cluster moves its slot.
+        """
+        await self._node.command("EXISTS", self._key)
+
     async def acknowledge(self) -> None:
         """Remove what was handed out.
 

@@ -120,7 +120,9 @@ class Shard:
         """The runs that a worker must stop, after a first one came from its inbox."""
         return _texts(await self._run("inbox", worker_id, first))
 
-    async def claim(self, worker_id: str, *, max_runs: int, lease_s: float) -> list[Delivery]:
+    async def claim(
+        self, worker_id: str, *, max_runs: int, lease_s: float, patient: bool = True
+    ) -> list[Delivery]:
         if max_runs <= 0:
             return []
         answer = await self._run(
@@ -129,6 +131,7 @@ class Shard:
             min(max_runs, MAX_BATCH),
             _us(lease_s),
             self._bounds.max_running_per_job,
+            patient=patient,
         )
         now, places, payloads, repeated = cast(
             "tuple[bytes, list[bytes], list[bytes], list[int | bytes]]", answer
@@ -222,8 +225,9 @@ class Shard:
     def _inbox(self, worker_id: str) -> str:
         return f"{self._tag}inbox:{worker_id}"
 
-    async def _run(self, name: ScriptName, *arguments: Argument) -> Answer:
-        return await self.node.run(script(name), self._keys, (*self._head, *arguments))
+    async def _run(self, name: ScriptName, *arguments: Argument, patient: bool = True) -> Answer:
+        arguments = (*self._head, *arguments)
+        return await self.node.run(script(name), self._keys, arguments, patient=patient)
 
 
 def _chunks[T](items: Sequence[T]) -> list[Sequence[T]]:

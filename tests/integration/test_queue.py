@@ -110,15 +110,18 @@ async def test_a_run_goes_through_and_leaves_only_what_expires(queue: RedisQueue
     assert await keys.lasting() == set()
 
 
-async def test_a_result_stays_for_late_duplicates_and_then_goes(make_queue: MakeQueue, keys: Keys):
-    queue = make_queue(result_ttl_s=0.1)
+async def test_a_result_stays_for_late_duplicates_and_then_goes(
+    make_queue: MakeQueue, keys: Keys, server: Server, name: str
+):
+    queue = make_queue(result_ttl_s=600)
     await queue.submit([run("a")], reply_to="gw")
     await queue.finish("w", [done(await claim_one(queue), b"result")])
     assert not await keys.holds_payload("a")
     [receipt] = await queue.submit([run("a")], reply_to="other")
     assert (receipt.state, receipt.result) == ("done", b"result")
-    while await keys.result("a"):
-        pass
+    [kept] = [key for key in await keys.all() if key.startswith("done:")]
+    assert 600_000 < await keys.ttl_ms(kept) <= 1_200_000
+    await server.command("DEL", f"{{{name}:0}}:{kept}")
     [receipt] = await queue.submit([run("a")], reply_to="gw")
     assert receipt.state == "accepted"
 
@@ -711,6 +714,16 @@ async def test_every_idle_worker_is_woken_while_work_is_left(make_queue: MakeQue
     await queue.submit(runs(20), reply_to="gw")
     taken = await asyncio.wait_for(asyncio.gather(*workers), 20)
     assert sorted(taken) == sorted(one.run_id for one in runs(20))
+
+
+async def test_a_claim_that_leaves_work_wakes_another_worker(queue: RedisQueue, keys: Keys):
+    await queue.submit(runs(10), reply_to="gw")
+    while (await queue.wait("x", for_work=True, wait_s=0)).work:
+        pass
+    await claim(queue, count=9)
+    assert await queue.wait("x", for_work=True, wait_s=0) == Notice(work=True)
+    await claim(queue)
+    assert "wake" not in await keys.all()
 
 
 async def test_one_run_wakes_one_worker(queue: RedisQueue):

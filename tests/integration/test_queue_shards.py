@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import uuid
@@ -332,6 +333,99 @@ async def test_calls_wait_for_a_slot_that_moves(cluster: RedisCluster):
     [other] = await queue.claim("idle", max_runs=1, lease_s=60)
     await queue.cancel([other.run_id])
     assert await listening == Notice(cancelled=(other.run_id,))
+    await queue.close()
+
+
+async def test_a_slot_that_stays_on_its_way_holds_up_no_other_shard(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rollyard_queue.moving.MOVE_WAIT_S", 3600.0)  # nobody sees its end
+    queue = RedisQueue.from_url(cluster.url, name="stays", shards=2)
+    await queue.submit(runs(80), reply_to="gw")
+    held = await claim_all(queue)
+    await queue.release("w", [one.run_id for one in held[::2]])
+    held = held[1::2]
+    [here, there] = [[one for one in held if queue.part_of(one.run_id) == part] for part in (0, 1)]
+    assert here
+    assert there
+    assert (await queue.wait("w", for_work=True, wait_s=0)).work  # on both
+    move = await cluster.begin_to_move(slot_of("stays", 1))
+    assert await move.move_a_key()
+    refused = await move.refusals()
+    stuck = asyncio.create_task(queue.finish("w", [done(one) for one in there]))
+    while await move.refusals() == refused:
+        await asyncio.sleep(0)
+    ids = [one.run_id for one in here]
+    for _ in range(4):
+        claimed = await queue.claim("w", max_runs=3, lease_s=600)
+        assert claimed
+        assert {queue.part_of(one.run_id) for one in claimed} == {0}
+        assert await queue.renew("w", ids, lease_s=600) == []
+        # Of both it must say that one is missing, while there is time for the next renewal.
+        with pytest.raises(QueueUnavailable, match="shard 1"):
+            await queue.renew("w", [one.run_id for one in held], lease_s=1)
+    assert await queue.renew("w", ids, lease_s=600) == []
+    assert not stuck.done()
+    await move.end()
+    assert await stuck == [True] * len(there)
+    # It said before its move that it has work: it is asked first, though it is the other's turn.
+    [next_one] = await queue.claim("w", max_runs=1, lease_s=600)
+    assert queue.part_of(next_one.run_id) == 1
+    await queue.close()
+
+
+async def test_only_the_first_calls_wait_for_a_slot_that_stays_on_its_way(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rollyard_queue.moving.MOVE_WAIT_S", 0.2)
+    queue = RedisQueue.from_url(cluster.url, name="once")
+    await queue.submit(runs(3), reply_to="gw")
+    move = await cluster.begin_to_move(slot_of("once", 0))
+    refused = [await move.refusals()]
+    for _ in range(3):
+        with pytest.raises(QueueUnavailable, match="is being moved"):
+            await queue.stats()
+        refused.append(await move.refusals())
+        await queue.ping()  # is answered all the same, and proves nothing
+    tries = [after - before for before, after in itertools.pairwise(refused)]
+    assert tries[0] > 1
+    assert tries[1:] == [1, 1]
+    await move.give_up()
+    assert (await queue.stats()).queued == 3
+    # That move is over: the next one is waited for.
+    monkeypatch.setattr("rollyard_queue.moving.MOVE_WAIT_S", 60.0)
+    move = await cluster.begin_to_move(slot_of("once", 0))
+    before = await move.refusals()
+    counting = asyncio.create_task(queue.stats())
+    while await move.refusals() < before + 2:
+        await asyncio.sleep(0)
+    await move.end()
+    assert (await counting).queued == 3
+    await queue.close()
+
+
+async def test_a_shard_that_stays_on_its_way_is_not_said_to_be_back(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rollyard_queue.moving.MOVE_WAIT_S", 0.0)
+    queue = RedisQueue.from_url(cluster.url, name="reads", shards=2)
+    await queue.submit(runs(20), reply_to="gw")
+    claimed = await claim_all(queue)
+    parts = [[one for one in claimed if queue.part_of(one.run_id) == part] for part in (0, 1)]
+    move = await cluster.begin_to_move(slot_of("reads", 1))
+    refused = await move.refusals()
+    for one in parts[0]:
+        await queue.finish("w", [done(one)])
+        [reply] = await queue.replies("gw", max_replies=9, wait_s=30)
+        assert reply.run_id == one.run_id
+    while await move.refusals() < refused + 4:  # it is looked at, again and again
+        assert await queue.replies("gw", max_replies=9, wait_s=0) == []
+    await move.end()
+    with pytest.raises(QueueUnavailable, match="shard 1 of the queue was away, and is back"):
+        while True:
+            await queue.replies("gw", max_replies=9, wait_s=30)
+    assert all(await queue.finish("w", [done(one) for one in parts[1]]))
+    assert len(await read(queue, len(parts[1]))) == len(parts[1])
     await queue.close()
 
 

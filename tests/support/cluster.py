@@ -176,6 +176,15 @@ class SlotMove:
         self._target = others[0]
         self._others = others
 
+    async def refusals(self) -> int:
+        """How many commands the source has refused because of this or an earlier move."""
+        info = cast("bytes", await self._source.ask("INFO", "errorstats"))
+        return sum(
+            int(line.split(b"count=")[1])
+            for line in info.splitlines()
+            if line.startswith((b"errorstat_ASK:", b"errorstat_TRYAGAIN:"))
+        )
+
     async def begin(self) -> None:
         """From now on what is not at the source is looked for at the target."""
         source, target = await self._id(self._source), await self._id(self._target)

@@ -374,6 +374,34 @@ async def test_a_slot_that_stays_on_its_way_holds_up_no_other_shard(
     await queue.close()
 
 
+async def test_a_claim_with_nothing_in_hand_waits_for_a_slot_that_moves(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+):
+    queue = RedisQueue.from_url(cluster.url, name="hungry", shards=2)
+    there = [run for run in runs(20) if queue.part_of(run.run_id) == 1][:4]
+    await queue.submit(there, reply_to="gw")
+    assert (await queue.wait("w", for_work=True, wait_s=0)).work
+    monkeypatch.setattr("rollyard_queue.moving.MOVE_WAIT_S", 60.0)
+    move = await cluster.begin_to_move(slot_of("hungry", 1))
+    refused = await move.refusals()
+    claiming = asyncio.create_task(queue.claim("w", max_runs=2, lease_s=60))
+    while await move.refusals() < refused + 3:
+        await asyncio.sleep(0)
+    await move.end()
+    assert [one.run_id for one in await claiming] == [run.run_id for run in there[:2]]
+    # Where the end is not to be seen, one shard that answers is enough for an answer.
+    monkeypatch.setattr("rollyard_queue.moving.MOVE_WAIT_S", 0.0)
+    moves = [await cluster.begin_to_move(slot_of("hungry", 1))]
+    assert await claim_all(queue) == []
+    moves.append(await cluster.begin_to_move(slot_of("hungry", 0)))
+    with pytest.raises(QueueUnavailable, match="is being moved"):
+        await claim_all(queue)
+    for move in moves:
+        await move.give_up()
+    assert len(await claim_all(queue)) == 2
+    await queue.close()
+
+
 async def test_only_the_first_calls_wait_for_a_slot_that_stays_on_its_way(
     cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ):

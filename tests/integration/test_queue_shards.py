@@ -276,7 +276,7 @@ async def test_slots_that_are_moved_key_by_key_under_load_lose_nothing(
                 await asyncio.sleep(0)
             await move.end()
             await sending
-            assert moved > 3
+            assert moved >= 3  # what stays where nothing is left to do: counts, results, replies
         await traffic.all_answered()
     assert traffic.answers == Counter({f"run-{number}": 1 for number in range(1200)})
     assert traffic.wrong == []

@@ -4,11 +4,11 @@ Service and sandbox are other processes, reached by ``python -m``; what one comm
 imported in it, so that a missing extra is a line to read, not a traceback, and the rest is quick.
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, get_args
 
+from rollyard._cli_output import end_with
 from rollyard._cli_serve import exec_module, missing_extra, run_up
 from rollyard._up import Plan
 from rollyard._version import __version__
@@ -26,14 +26,18 @@ _HELP = """Run the Python that RL rollouts write: jailed, batched, truthful abou
 
 Start here:
 
-    rollyard doctor                                  # can this machine give the sandbox?
-    echo 'print(6 * 7)' | rollyard run - --local     # one program, and nothing left running
-    rollyard up                                      # a service at http://127.0.0.1:8000
+    # Can this machine give the sandbox?
+    rollyard doctor
+    # One program, and nothing is left running.
+    echo 'print(6 * 7)' | rollyard run - --local
+    # A service at http://127.0.0.1:8000.
+    rollyard up
 
-Exit codes of every command: 0 done; 2 wrong usage; 3 a fault on our side (no service, a missing
-part, a machine that cannot give a sandbox layer); 130 interrupted. `rollyard run` adds 1: the
-program itself failed; `rollyard doctor` 1: something is missing or was not held; `rollyard bench`
-and `rollyard plan --validate` 1: an answer was wrong or lost, figures disagree.
+Exit codes of every command: 0 done; 2 wrong usage, or a port that is taken; 3 a fault on our side
+(no service, a missing part, a machine that cannot give a sandbox layer); 130 interrupted.
+`rollyard run` adds 1: the program itself failed; `rollyard doctor` 1: something is missing or was
+not held; `rollyard bench` and `rollyard plan --validate` 1: an answer was wrong or lost, figures
+disagree.
 """
 
 app = App(
@@ -166,7 +170,7 @@ def gateway(
 
     Example:
 
-        rollyard gateway --host 127.0.0.1 --port 8000 --redis-url redis://127.0.0.1:6379/0
+        rollyard gateway --port 8000 --redis-url redis://127.0.0.1:6379/0
 
     Parameters
     ----------
@@ -370,18 +374,19 @@ def _given(flags: dict[str, str | int | Path | None]) -> list[str]:
     ]
 
 
-def main() -> NoReturn:
-    """Entry point of the ``rollyard`` command."""
+def _exit_code() -> int:
     try:
         code = app(exit_on_error=False, result_action="return_value")
     except CycloptsError:
-        sys.exit(USAGE)  # cyclopts has printed what is wrong
+        return USAGE  # cyclopts has printed what is wrong
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is there more at exit
-        sys.exit(0)
-    sys.exit(code if isinstance(code, int) else 0)
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def main() -> NoReturn:
+    """Entry point of the ``rollyard`` command."""
+    end_with(_exit_code)
 
 
 if __name__ == "__main__":

@@ -180,8 +180,7 @@ def compare(
 
         rollyard bench compare --sandboxfusion http://127.0.0.1:8080
 
-        rollyard bench compare --native http://127.0.0.1:8000 --codejudge http://127.0.0.1:8088
-        --rounds 5 --half-load
+        rollyard bench compare --codejudge http://127.0.0.1:8088 --half-load
 
     Parameters
     ----------

@@ -24,12 +24,12 @@ def guarded(command: str, work: Callable[[], int]) -> int:
 
         try:
             return work()
-        except BrokenPipeError:
-            raise  # whose output it was ends it in silence
+        # Before OSError, which a ConnectionError is. It is the service's: what befalls standard
+        # output is no exception (rollyard._cli_output).
+        except (NotReady, ClientDied, WrongAnswer, ConnectionError) as error:
+            return _said(command, str(error), OURS)
         except (ScenarioError, ValueError, OSError) as error:  # a file, an impossible wish
             return _said(command, str(error), USAGE)
-        except (NotReady, ClientDied, WrongAnswer) as error:
-            return _said(command, str(error), OURS)
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
     except ServiceStartError as error:

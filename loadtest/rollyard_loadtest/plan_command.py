@@ -33,11 +33,12 @@ Examples:
 
     rollyard plan --in-flight 45000 --p99 1.0 --mix math-rollout
 
-    rollyard plan --in-flight 45000 --p99 1.0 --mix math-rollout --costs costs.json
+    rollyard plan --in-flight 45000 --mix math-rollout --costs costs.json
 
     rollyard plan --in-flight 2000 --p99 0.5 --think-s 8 --mix ./mine.toml --json
 
-    rollyard plan --validate --mix math-rollout   # the simulation beside this machine
+    # The simulation beside this machine.
+    rollyard plan --validate --mix math-rollout
 """
 
 app = App(

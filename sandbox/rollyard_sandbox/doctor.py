@@ -8,11 +8,12 @@ import platform
 import sys
 from typing import Any
 
+from rollyard._cli_output import end_with
 from rollyard_sandbox import attack, image
 from rollyard_sandbox.image import ImageError
 from rollyard_sandbox.jail import JailError, nsjail_binary
 from rollyard_sandbox.machine import open_machine
-from rollyard_sandbox.settings import WorkerSettings
+from rollyard_sandbox.settings import WorkerSettings, explained
 from rollyard_sandbox.slots import SlotLost
 
 
@@ -89,14 +90,18 @@ def _settings() -> WorkerSettings:
 
 
 def main() -> int:
-    """Exit code 0: every layer works, every attempt was held; 1: something is missing."""
+    """Exit code 0: every layer works, every attempt was held; 1: not so; 2: wrong settings."""
     parser = argparse.ArgumentParser(
         prog="rollyard doctor", description="Try every sandbox layer on this machine."
     )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument("--attack", action="store_true", help="try to get out of the sandbox")
     options = parser.parse_args()
-    settings = _settings()
+    try:
+        settings = _settings()
+    except ValueError as error:
+        sys.stderr.write(f"rollyard doctor: {explained(error)}\n")
+        return 2
     if options.attack:
         facts = asyncio.run(attack.examine(settings))
         sys.stdout.write(attack.as_text(facts, as_json=options.json))
@@ -107,4 +112,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

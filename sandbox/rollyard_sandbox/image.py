@@ -67,6 +67,21 @@ def default_state_dir() -> Path:
     return Path(base) / "rollyard"
 
 
+def template_names(text: str) -> tuple[str, ...]:
+    """The templates of a comma-separated list, checked.
+
+    Raises:
+        ValueError: a name is unknown, or there is none.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = sorted(set(names) - set(TEMPLATES))
+    if unknown or not names:
+        raise ValueError(
+            f"templates: {', '.join(unknown) or 'none given'}; known are {', '.join(TEMPLATES)}"
+        )
+    return names
+
+
 def requirements(templates: Iterable[str]) -> str:
     """The pinned requirement lines of a set of templates, comments removed."""
     if not {"science", "plot"} & set(templates):
@@ -300,7 +315,7 @@ def _linked(objects: Iterable[Path]) -> dict[str, str]:
 
 
 def main() -> int:
-    """Build the image from the command line."""
+    """Build the image. Exit code 1: it cannot be built here; 2: a template is unknown."""
     parser = argparse.ArgumentParser(
         prog="python -m rollyard_sandbox.image",
         description="Build the read-only root that jails of this worker share (once).",
@@ -325,7 +340,10 @@ def main() -> int:
         sys.stderr.write(line + "\n")
 
     try:
-        path = ensure_image(state_dir, options.templates.split(","), say=say)
+        path = ensure_image(state_dir, template_names(options.templates), say=say)
+    except ValueError as error:
+        say(f"rollyard: {error}")
+        return 2
     except ImageError as error:
         say(f"rollyard: {error}")
         return 1

@@ -47,8 +47,9 @@ class StoredImage:
         sizes: dict[int, int] = {}
         for folder, _, names in os.walk(self.path):
             for name in names:
-                stat = Path(folder, name).lstat()
-                sizes[stat.st_ino] = stat.st_blocks * 512
+                with contextlib.suppress(FileNotFoundError):  # somebody removes it just now
+                    stat = Path(folder, name).lstat()
+                    sizes[stat.st_ino] = stat.st_blocks * 512
         return sum(sizes.values())
 
 
@@ -136,7 +137,8 @@ def _sweep(folder: Path) -> None:
     for left in folder.glob(".py*-*-*"):
         root = folder / left.name.removeprefix(".").rpartition("-")[0]
         with contextlib.suppress(BlockingIOError), _alone(root):
-            shutil.rmtree(left)
+            if left.exists():  # not removed before it was ours alone
+                shutil.rmtree(left)
     for lock in (*folder.glob("py*.lock"), *folder.glob("py*.use")):
         root = lock.with_suffix("")
         if not root.exists():

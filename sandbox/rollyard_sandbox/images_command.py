@@ -4,9 +4,10 @@ import argparse
 import json
 import sys
 
+from rollyard._cli_output import end_with
 from rollyard_sandbox import images
 from rollyard_sandbox.images import StoredImage
-from rollyard_sandbox.settings import WorkerSettings
+from rollyard_sandbox.settings import WorkerSettings, explained
 
 _UNITS_S = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -34,7 +35,7 @@ def _as_json(image: StoredImage, size_bytes: int) -> dict[str, str | int | bool]
 
 
 def main() -> int:
-    """Exit code 0: listed, or removed what could go; 3: this user may not remove it."""
+    """Exit code 0: listed, or removed what could go; 2: wrong settings; 3: some stay."""
     parser = argparse.ArgumentParser(
         prog="rollyard images", description="List the guest images of this machine."
     )
@@ -43,7 +44,11 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="with --prune: only name them")
     parser.add_argument("--keep", type=int, default=images.KEPT, help="of each Python version")
     options = parser.parse_args()
-    folder = WorkerSettings().state_dir / "images"
+    try:
+        folder = WorkerSettings().state_dir / "images"
+    except ValueError as error:
+        sys.stderr.write(f"rollyard images: {explained(error)}\n")
+        return 2
     if not options.prune:
         rows = [(image, image.size_bytes()) for image in images.stored_images(folder)]
         if options.json:
@@ -55,6 +60,7 @@ def main() -> int:
         sys.stdout.write("\n".join(lines) + "\n")
         return 0
     going: list[tuple[StoredImage, int]] = []
+    failed: OSError | None = None
 
     def going_to(image: StoredImage) -> None:
         going.append((image, image.size_bytes()))
@@ -66,15 +72,18 @@ def main() -> int:
         else:
             images.prune(folder, keep=options.keep, before=going_to)
     except OSError as error:
-        sys.stderr.write(f"rollyard: cannot remove images: {error}\n")
-        return 3
+        failed = error
+        going = [one for one in going if not one[0].path.exists()]
     for image, size_bytes in going:
         sys.stdout.write(_line(image, size_bytes) + "\n")
     done = "would be removed" if options.dry_run else "removed"
     total = sum(size for _, size in going) / 1e6
     sys.stdout.write(f"{len(going)} images {done}, {total:.0f} MB\n")
+    if failed:
+        sys.stderr.write(f"rollyard: cannot remove images: {failed}\n")
+        return 3
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

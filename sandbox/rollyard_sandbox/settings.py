@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rollyard_sandbox import image
@@ -55,11 +55,15 @@ class WorkerSettings(BaseSettings):
         Raises:
             ValueError: a name is unknown.
         """
-        names = tuple(name.strip() for name in self.templates.split(",") if name.strip())
-        unknown = sorted(set(names) - set(image.TEMPLATES))
-        if unknown or not names:
-            raise ValueError(
-                f"templates: {', '.join(unknown) or 'none given'}; known are "
-                f"{', '.join(image.TEMPLATES)}"
-            )
-        return names
+        return image.template_names(self.templates)
+
+
+def explained(error: ValueError) -> str:
+    """What is wrong with the settings, on one line, by their names in the environment."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(
+        "".join(f"ROLLYARD_{name}: ".upper() for name in problem["loc"][:1])
+        + problem["msg"].removeprefix("Value error, ")
+        for problem in error.errors()
+    )

@@ -1,11 +1,13 @@
 """The ``rollyard`` command: what it prints where, and its exit codes."""
 
+import contextlib
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Protocol
 
@@ -50,13 +52,90 @@ def test_the_first_screen_says_how_to_begin_and_names_every_command() -> None:
     assert [name for name in listed if name in _COMMANDS] == _COMMANDS
 
 
-def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
+def _code_lines(command: list[str], columns: int) -> list[str]:
+    """The lines of a help text that one may paste, as they are shown."""
+    said = _rollyard(*command, "--help", COLUMNS=str(columns)).stdout
+    return [line.strip() for line in said.splitlines() if re.match(r" \S", line)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], *([name] for name in _COMMANDS), ["bench", "compare"], ["bench", "report"]],
+    ids=" ".join,
+)
+def test_what_is_to_be_pasted_stays_on_its_line(command: list[str]) -> None:
+    assert _code_lines(command, 80) == _code_lines(command, 300)
+
+
+_PRINTING = [["bench", "list"], ["bench", "--help"], ["images"], ["config"], ["doctor"], ["--help"]]
+
+
+def _printing_to(stdout: int, *command: str, unbuffered: str = "") -> tuple[int, str]:
+    """Exit code and standard error of a command whose output goes to a descriptor."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rollyard.cli", *command],
+        stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@contextlib.contextmanager
+def _closed_pipe() -> Generator[int]:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "rollyard.cli", "bench", "list"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", _PRINTING, ids=" ".join)
+def test_a_reader_that_has_seen_enough_is_no_fault(command: list[str], unbuffered: str) -> None:
+    with _closed_pipe() as writer:
+        ended = _printing_to(writer, *command, unbuffered=unbuffered)
+    # What doctor found is its exit code still, where it had that before it printed.
+    allowed = {0, 1} if command == ["doctor"] else {0}
+    assert ended[0] in allowed
+    assert ended[1] == ""
+
+
+def test_a_command_that_nobody_hears_keeps_its_exit_code() -> None:
+    with _closed_pipe() as writer:
+        command = [sys.executable, "-m", "rollyard.cli", "nonsense"]
+        assert subprocess.run(command, stderr=writer, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("command", _PRINTING, ids=" ".join)
+def test_output_that_cannot_be_written_is_3(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        code, said = _printing_to(full.fileno(), *command)
+    assert code in ({1, 3} if command == ["doctor"] else {3})
+    assert said == "rollyard: cannot write the output: No space left on device\n"
+
+
+def test_a_command_without_a_standard_output_does_its_work() -> None:
+    command = [sys.executable, "-m", "rollyard.cli", "images"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_service_that_hangs_up_is_not_taken_for_a_reader_that_does() -> None:
+    program = (
+        "import socket\n"
+        "from rollyard._cli_output import end_with\n"
+        "from rollyard_loadtest.command_guard import guarded\n"
+        "ours, theirs = socket.socketpair()\n"
+        "theirs.close()\n"
+        "end_with(lambda: guarded('bench', lambda: ours.send(b'GET')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (3, "rollyard bench: [Errno 32] Broken pipe\n")
 
 
 @pytest.mark.parametrize("command", _COMMANDS)

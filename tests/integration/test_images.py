@@ -303,6 +303,62 @@ def test_the_templates_of_the_environment_decide_what_is_built(own: Path) -> Non
     assert done.stdout == f"{image.image_path(own, BARE)}\n"
 
 
+@pytest.mark.parametrize(("said", "built"), [("bare, ", BARE), (" bare,bare", BARE)])
+def test_templates_are_read_as_a_worker_reads_them(said: str, built: tuple[str, ...]) -> None:
+    assert set(image.template_names(said)) == set(built)
+
+
+@pytest.mark.parametrize(
+    ("module", "variable", "value"),
+    [
+        ("image", "ROLLYARD_TEMPLATES", "bare,sience"),
+        ("images_command", "ROLLYARD_SLOTS", "abc"),
+        ("doctor", "ROLLYARD_LEASE_S", "abc"),
+        ("doctor", "ROLLYARD_TEMPLATES", "sience"),
+    ],
+)
+def test_a_wrong_setting_is_2_and_one_line(
+    own: Path, module: str, variable: str, value: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", f"rollyard_sandbox.{module}"],
+        env={**os.environ, "ROLLYARD_STATE_DIR": str(own), variable: value},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert variable in line or "templates: sience" in line
+
+
+def test_what_goes_while_it_is_weighed_or_swept_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _old(tmp_path, "py3.12-a", 0)
+    (one,) = images.stored_images(tmp_path)
+    walk = os.walk
+
+    def walk_late(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        found = list(walk(top))
+        shutil.rmtree(path)
+        yield from found
+
+    monkeypatch.setattr(os, "walk", walk_late)
+    assert one.size_bytes() == 0
+    monkeypatch.undo()
+    grave = _old(tmp_path, ".py3.12-a-abcd1234", 0)
+    alone = images._alone  # pyright: ignore[reportPrivateUsage]
+
+    @contextlib.contextmanager
+    def alone_late(root: Path) -> Generator[None]:
+        shutil.rmtree(grave, ignore_errors=True)  # by another prune, which is done by now
+        with alone(root):
+            yield
+
+    monkeypatch.setattr(images, "_alone", alone_late)
+    images.prune(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_taken(tmp_path: Path) -> None:
     root = tmp_path / "py3.12-a"
     path = tmp_path / "py3.12-a.lock"

@@ -135,7 +135,8 @@ def canaries() -> Generator[None]:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for path in (CANARY_FILE, CANARY_USERS):
                     path.unlink(missing_ok=True)
-                CANARY_FILE.parent.rmdir()
+                with contextlib.suppress(OSError):  # the next one has just made its lock there
+                    CANARY_FILE.parent.rmdir()
 
 
 def _canary_users() -> IO[str]:

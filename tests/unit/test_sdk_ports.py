@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -30,7 +32,7 @@ def test_a_socket_that_is_bound_and_does_not_listen_yet_is_no_hindrance_to_know_
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         assert port_holder(port) == ""
-        with pytest.raises(CannotListen, match="another process"):
+        with pytest.raises(CannotListen, match="another process of this machine has it"):
             free_ports("127.0.0.1", [port])
 
 
@@ -38,3 +40,37 @@ def test_a_socket_that_is_bound_and_does_not_listen_yet_is_no_hindrance_to_know_
 def test_an_address_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(CannotListen, match=f"cannot listen on {host} port"):
         free_ports(host, [0])
+
+
+@pytest.mark.parametrize("host", ["::", "::1"])
+def test_ipv6_is_bound_for_itself(host: str) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert free_ports(host, [port]) == [port]
+
+
+def test_a_name_is_looked_at_with_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [
+        socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0] for host in ("::1", "127.0.0.1")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"port {port}: process {os.getpid()} "):
+            free_ports("localhost", [port])
+    first, second = free_ports("localhost", [0, 0])
+    assert first != second
+
+
+def test_a_holder_is_named_without_its_arguments() -> None:
+    program = "import socket, sys; s = socket.create_server(('127.0.0.1', 0))\n"
+    program += "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "redis://:hunter2@queue:6379/0"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        holder = port_holder(int(process.stdout.readline()))
+        process.communicate()
+    assert holder.startswith(f"process {process.pid} (")
+    assert "hunter2" not in holder

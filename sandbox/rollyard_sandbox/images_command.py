@@ -51,6 +51,7 @@ def main() -> int:
         return 2
     if not options.prune:
         rows = [(image, image.size_bytes()) for image in images.stored_images(folder)]
+        rows = [row for row in rows if row[0].path.exists()]  # some went meanwhile
         if options.json:
             sys.stdout.write(json.dumps([_as_json(*row) for row in rows], indent=2) + "\n")
             return 0

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
 from pathlib import Path
 
+import live_service
 import pytest
 from process_tree import until
 
@@ -384,3 +385,14 @@ def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_taken(tmp_path: 
     finally:
         left.set()
         waiter.join()
+
+
+def test_the_canary_leaves_a_folder_where_another_has_made_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_service, "CANARY_FILE", tmp_path / "canary" / "secret.txt")
+    monkeypatch.setattr(live_service, "CANARY_USERS", tmp_path / "canary" / "users.lock")
+    monkeypatch.setattr(live_service, "canary_faults", list)
+    with live_service.canaries():
+        (tmp_path / "canary" / "other.lock").touch()
+    assert [path.name for path in (tmp_path / "canary").iterdir()] == ["other.lock"]

@@ -66,7 +66,7 @@ def test_a_holder_is_named_without_its_arguments() -> None:
     program = "import socket, sys; s = socket.create_server(('127.0.0.1', 0))\n"
     program += "print(s.getsockname()[1], flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", program, "redis://:hunter2@queue:6379/0"],
+        [sys.executable, "-Xredis://:hunter2@queue", "-c", program],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None

@@ -53,7 +53,11 @@ def test_a_name_is_looked_at_with_all_its_addresses(monkeypatch: pytest.MonkeyPa
     both = [
         socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0] for host in ("::1", "127.0.0.1")
     ]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+
+    def resolve(*_: object, **__: object) -> object:
+        return both
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(CannotListen, match=f"port {port}: process {os.getpid()} "):

@@ -66,7 +66,7 @@ def test_intervals_of_few_seeds_hold_the_truth_as_often_as_they_say(pairs: int) 
     rng = np.random.default_rng(0)
     held = 0
     for _ in range(400):
-        one = paired(rng.normal(size=pairs), np.zeros(pairs))
+        one = paired(rng.normal(size=pairs).tolist(), [0.0] * pairs)
         held += one.low <= 0 <= one.high
     assert 0.9 < held / 400 < 0.99
 

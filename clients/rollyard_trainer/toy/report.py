@@ -49,7 +49,8 @@ def write_report(directory: Path, settings: Settings) -> Path:
     if not ordered:
         raise ValueError(f"{directory} has no finished run of these settings")
     parts = [f"<p>{_CAVEAT}</p>", f"<p>Settings {settings.digest()}: {html.escape(str(settings))}",
-             _plot(ordered, directory / "curves.png"), _table(ordered), _forks(ordered), _cost(ordered)]  # fmt: skip
+             _plot(ordered, directory / "curves.png"), _table(ordered), _forks(ordered),
+             _cost(ordered)]  # fmt: skip
     parts += [_against(ordered, baseline) for baseline in BASELINES if baseline in ordered]
     page = directory / "report.html"
     page.write_text(

@@ -4,6 +4,7 @@ They start when the first test asks; where several processes test side by side, 
 Other tests start what they need themselves.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,10 @@ import pytest
 
 if TYPE_CHECKING:
     from live_service import Service
+
+# Started in the background by a script, this process ignores Ctrl-C, and so would all that tests
+# start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # live_service needs the service's packages; the SDK's tests also run where these cannot be had.
 

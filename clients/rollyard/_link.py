@@ -1,7 +1,7 @@
 """What a client owns inside one event loop: connections, the line of calls, and clean-up."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from rollyard._abandon import Abandonment
 from rollyard._call import Call, Options
@@ -84,6 +84,16 @@ async def _close_with_loop(
         abandonment.stop()
         deadlines.stop()
         pacer.stop()
-        await coalescer.aclose()
-        for gateway in gateways:
-            await gateway.transport.aclose()
+        await _to_the_end(coalescer.aclose, *(gateway.transport.aclose for gateway in gateways))
+
+
+async def _to_the_end(*closing: Callable[[], Awaitable[None]]) -> None:
+    """Close all, even if cancelled: a loop that ends cancels this too, and never comes back."""
+    cancelled: asyncio.CancelledError | None = None
+    for close in closing:
+        try:
+            await close()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

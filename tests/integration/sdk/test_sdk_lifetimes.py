@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from rollyard import AsyncClient, Client, TransportError, Unauthorized
+from rollyard._call import Options
 from rollyard._config import TransportKind
+from rollyard._link import Link
 from rollyard._loop_thread import LoopThread
 
 from .peer import Gate, Peer, Serving, cut_after, hold, refuse
@@ -157,6 +159,27 @@ def test_dropped_clients_close_themselves(peer: Peer, transport: TransportKind) 
     assert Client(peer.url, transport=transport).run("p").ok
     gc.collect()
     assert not [one.name for one in set(threading.enumerate()) - before if "rollyard" in one.name]
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_client_dropped_as_the_loop_ends_is_closed(
+    peer: Peer, transport: TransportKind, turns: int
+) -> None:
+    """The loop's end cancels what closes it, sooner or later; what is left open warns and fails."""
+
+    async def main() -> None:
+        config = AsyncClient(peer.url, transport=transport)._config  # pyright: ignore[reportPrivateUsage]
+        link = Link(config)
+        await link.open()
+        call = link.start("p", "default", None, Options(), None)
+        assert (await call.future).ok
+        del link, call
+        gc.collect()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    gc.collect()
 
 
 def test_client_still_open_at_exit_ends_quietly(peer: Peer, transport: TransportKind) -> None:

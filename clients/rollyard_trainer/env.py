@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollyard import AsyncClient, BadRequest, Limits, PayloadTooLarge, RollyardError, RunResult
-from rollyard.integrations.observation import shortened
+from rollyard.integrations.observation import ending, shortened
 from rollyard.types import Outcome
 from rollyard_trainer import parse
 from rollyard_trainer.roc import CallStatus, ToolCall
@@ -96,5 +96,5 @@ def render(result: RunResult, *, max_chars: int = 10_000, traceback: bool = True
         stderr = stderr.rpartition("\n")[2]
     parts = [part for part in (result.stdout.rstrip("\n"), stderr) if part]
     if result.outcome not in ("ok", "error") or (result.outcome == "error" and not stderr):
-        parts.append(f"{result.outcome}: {result.message}")
+        parts.append(ending(result))
     return shortened("\n".join(parts), max_chars)

@@ -1,11 +1,13 @@
 """What a model reads of a run, and what it must never read."""
 
+import re
 from typing import Final
 
 from rollyard.errors import RollyardError
 from rollyard.types import RunResult
 
 DEFAULT_MAX_CHARS: Final = 10_000
+_OF_THE_MACHINE: Final = re.compile(r" \(\d+ ms of waiting for a core not counted\)")
 _ENDED: Final = {"ok", "error"}
 
 
@@ -45,8 +47,14 @@ def observation(result: RunResult, *, max_chars: int = DEFAULT_MAX_CHARS) -> str
         raise ServiceFault(text, cause=result)
     parts = [part for part in (result.stdout.rstrip("\n"), result.stderr.rstrip("\n")) if part]
     if result.outcome not in _ENDED or (result.outcome == "error" and not result.stderr):
-        parts.append(f"[{result.outcome}: {result.message}]")
+        parts.append(f"[{ending(result)}]")
     return shortened("\n".join(parts), max_chars) or "[no output]"
+
+
+def ending(result: RunResult) -> str:
+    """Outcome and message, less what the message says of the machine: how long a program had to
+    wait for a core is another number each time, and nothing that a policy should learn from."""
+    return f"{result.outcome}: {_OF_THE_MACHINE.sub('', result.message)}"
 
 
 def shortened(text: str, max_chars: int) -> str:

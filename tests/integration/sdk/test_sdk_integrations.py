@@ -31,6 +31,10 @@ def result(outcome: Outcome = "ok", **fields: Any) -> RunResult:
         (result("error", exit_code=3, message="exit code 3"), "[error: exit code 3]"),
         (result("timeout", stdout="x", message="limit of 1 s reached"),
          "x\n[timeout: limit of 1 s reached]"),
+        # How busy the machine was is another number each time: nothing for a policy to read.
+        (result("timeout",
+                message="limit of 1 s reached (163 ms of waiting for a core not counted); 2 killed"),
+         "[timeout: limit of 1 s reached; 2 killed]"),
     ],
 )  # fmt: skip
 def test_observation(made: RunResult, text: str) -> None:

@@ -32,8 +32,8 @@ def result(outcome: Outcome = "ok", **fields: Any) -> RunResult:
         (result("timeout", stdout="x", message="limit of 1 s reached"),
          "x\n[timeout: limit of 1 s reached]"),
         # How busy the machine was is another number each time: nothing for a policy to read.
-        (result("timeout", message="1 s reached (163 ms of waiting for a core not counted); 2 killed"),
-         "[timeout: 1 s reached; 2 killed]"),
+        (result("timeout", message="1 s (163 ms of waiting for a core not counted); 2 killed"),
+         "[timeout: 1 s; 2 killed]"),
     ],
 )  # fmt: skip
 def test_observation(made: RunResult, text: str) -> None:

@@ -101,9 +101,10 @@ class TinyGPT(nn.Module):
         return self.head(self.norm(x))
 
     def read(self, ids: torch.Tensor, count: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Logits (B, V) after the first ``count`` (B,) of ``ids`` (B, T), 1 or more of each row.
+        """Logits (B, V) after the first ``count`` (B,) of ``ids`` (B, T).
 
-        They are put into the cache, whose positions advance.
+        A count of 0 is a row that has ended; its logits mean nothing. What is read is put into the
+        cache, whose positions advance.
         """
         rows, column = torch.arange(len(ids))[:, None], torch.arange(ids.shape[1])
         position = cache.position[:, None] + column  # (B, T)

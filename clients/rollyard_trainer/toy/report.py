@@ -40,7 +40,8 @@ Figure = Callable[[dict[str, Any]], float]
 
 
 def write_report(directory: Path, settings: Settings) -> Path:
-    """Write ``report.html`` and its ``curves.png`` from all finished runs of these settings.
+    """Write ``report.html``, whose path is returned, and ``curves.png`` from all finished runs of
+    these settings.
 
     Raises:
         ValueError: there are none.
@@ -149,8 +150,8 @@ def _table(rows: Rows) -> str:
 
 
 def _against(rows: Rows, baseline: str) -> str:
-    compared = figures()
-    names = ("arm", "seeds", "test accuracy", *compared)
+    shown = figures()
+    names = ("arm", "seeds", "test accuracy", *shown)
     head = "".join(f"<th>{name}" for name in names)
     body = ""
     for arm, runs in rows.items():
@@ -159,10 +160,9 @@ def _against(rows: Rows, baseline: str) -> str:
             continue
         accuracy = difference(scores(runs, seeds), scores(rows[baseline], seeds))
         cells = [_cell(accuracy, more_is_better=True)]
-        for figure in compared.values():
-            ours = [figure(runs[seed]) for seed in seeds]
-            theirs = [figure(rows[baseline][seed]) for seed in seeds]
-            cells.append(_cell(paired(ours, theirs)) + pairs_left(ours, theirs))
+        for figure in shown.values():
+            interval, left_out = compared(figure, runs, rows[baseline], seeds)
+            cells.append(_cell(interval) + left_out)
         body += f"<tr><td>{arm}<td>{len(seeds)}" + "".join(cells)
     return (
         f"<h2>Difference from {baseline}</h2><p>Paired by seed, 95% bootstrap intervals; accuracy "
@@ -171,10 +171,15 @@ def _against(rows: Rows, baseline: str) -> str:
     )
 
 
-def pairs_left(ours: list[float], theirs: list[float]) -> str:
-    """Says of how many pairs a figure is, where not all have one."""
+def compared(
+    figure: Figure, left: dict[int, dict[str, Any]], right: dict[int, dict[str, Any]],
+    seeds: list[int],
+) -> tuple[Interval, str]:  # fmt: skip
+    """``figure`` of ``left`` less that of ``right``, by seed; and of how many pairs it is, where
+    not all have one."""
+    ours, theirs = ([figure(runs[seed]) for seed in seeds] for runs in (left, right))
     count = int(np.isfinite(np.array(ours) - np.array(theirs)).sum())
-    return "" if count == len(ours) else f" ({count} pairs)"
+    return paired(ours, theirs), "" if count == len(seeds) else f" ({count} pairs)"
 
 
 def figures() -> dict[str, Figure]:

@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from rollyard_trainer.evals.statistics import difference, paired
+from rollyard_trainer.evals.statistics import difference
 from rollyard_trainer.toy.arms import Settings
 from rollyard_trainer.toy.report import (
     BASELINES,
     Rows,
+    compared,
     figures,
     known_mean,
-    pairs_left,
     rows_of,
     scores,
     series,
@@ -93,10 +93,8 @@ def arms(rows: Rows) -> str:
             cells += ["", ""]
         else:
             cells.append(f"{difference(scores(runs, seeds), scores(rows[control], seeds)):+.3f}")
-            ours, theirs = (
-                [figures()[title](of[seed]) for seed in seeds] for of in (runs, rows[control])
-            )
-            cells.append(f"{paired(ours, theirs):+.3f}")
+            interval, left_out = compared(figures()[title], runs, rows[control], seeds)
+            cells.append(f"{interval:+.3f}{left_out}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -114,9 +112,9 @@ def sweep(found: Sequence[Setting]) -> str:
             accuracy = difference(*(scores(runs, seeds) for runs in both))
             cells = [f"{accuracy:+.3f}"]
             for title in SHOWN:
-                ours, theirs = ([figures()[title](runs[seed]) for seed in seeds] for runs in both)
+                interval, left_out = compared(figures()[title], *both, seeds)
                 digits = ".1f" if "tokens" in title else ".3f"
-                cells.append(f"{paired(ours, theirs):+{digits}}{pairs_left(ours, theirs)}")
+                cells.append(f"{interval:+{digits}}{left_out}")
             lines.append("| " + " | ".join([name, str(len(seeds)), baseline, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
